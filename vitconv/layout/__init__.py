@@ -1,0 +1,1 @@
+"""Names, shapes and permutations: the mapping between layouts, without touching a byte."""

@@ -1,0 +1,160 @@
+"""What the weights do not say: the facts that decide which function a set of tensors computes.
+
+Every field is `None` while it is unknown; unknown is an honest value and is never replaced by a default in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from vitconv.errors import UsageError
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "norm_placement": ("pre", "post", "deepnorm", "res-post"),
+    "norm_kind": ("layernorm", "rmsnorm"),
+    "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
+    "pooling": ("token", "avg", "avg-prefix", "map", "none"),
+    "position": ("learned", "sincos", "rope", "relative", "none"),
+    "position_resize": ("bicubic", "bicubic-antialias", "bicubic-offset", "bilinear", "bilinear-antialias"),
+    "attention": ("softmax", "causal", "linear", "focused-linear"),
+}
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """Facts about the function, each `None` when unknown.
+
+    Sizes that tensors do state (width, depth, patch, classes) are not here; head count is, since plain ViT tensors
+    do not hold it. `grid` and `image_size` are (height, width) in patches and pixels; `mean` and `std` are per input
+    channel in the 0..1 range; eps values are those added to the variance.
+    """
+
+    heads: int | None = None
+    norm_placement: str | None = None
+    residual_alpha: float | None = None
+    norm_kind: str | None = None
+    norm_eps: float | None = None
+    final_norm_eps: float | None = None
+    embed_norm_eps: float | None = None
+    qk_norm_eps: float | None = None
+    activation: str | None = None
+    attention: str | None = None
+    attention_scale: float | None = None
+    kv_normalised: bool | None = None
+    pooling: str | None = None
+    position: str | None = None
+    position_resize: str | None = None
+    grid: tuple[int, int] | None = None
+    image_size: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    mlp_dropout: float | None = None
+    release: str | None = None
+
+    def known(self) -> dict[str, Any]:
+        """Return the facts that are known, in field order."""
+        return {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
+
+    def filled(self, other: Semantics | Mapping[str, Any]) -> Semantics:
+        """Return a copy whose unknown facts are taken from `other`; known ones stay."""
+        more = other.known() if isinstance(other, Semantics) else dict(other)
+        return dataclasses.replace(self, **{k: v for k, v in more.items() if getattr(self, k) is None})
+
+    def replaced(self, facts: Mapping[str, Any]) -> Semantics:
+        """Return a copy with `facts` put in place of whatever was there."""
+        return dataclasses.replace(self, **facts)
+
+    def differences(self, other: Semantics) -> dict[str, tuple[Any, Any]]:
+        """Return {fact: (here, there)} for every fact known on both sides and unequal."""
+        here, there = self.known(), other.known()
+        return {k: (here[k], there[k]) for k in here if k in there and here[k] != there[k]}
+
+    def to_json(self) -> str:
+        """Return the known facts as compact JSON, for a file's metadata."""
+        return json.dumps(self.known(), separators=(",", ":"), sort_keys=True)
+
+
+def semantics_from_json(text: str) -> Semantics:
+    """Read facts written by `Semantics.to_json`.
+
+    Raises:
+        UsageError: the text is not a JSON object of known facts with values of the right kind.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"the facts in the metadata are not JSON: {e}") from None
+    if not isinstance(raw, dict):
+        raise UsageError(f"the facts in the metadata are {type(raw).__name__}, expected a JSON object")
+    return Semantics(**{name: fact_value(name, value) for name, value in raw.items()})
+
+
+def parse_fact(text: str) -> tuple[str, Any]:
+    """Read one `NAME=VALUE` as given to `--set`, such as `heads=12` or `grid=14x14`.
+
+    Raises:
+        UsageError: unknown name, or a value of the wrong kind.
+    """
+    name, eq, value = text.partition("=")
+    if not eq:
+        raise UsageError(f"--set {text}: expected NAME=VALUE, such as heads=12")
+    return name.strip(), fact_value(name.strip(), value.strip())
+
+
+def fact_value(name: str, value: Any) -> Any:
+    """Check and convert one value of the fact `name`, from text or from JSON."""
+    hints = get_type_hints(Semantics)
+    if name not in hints:
+        raise UsageError(f"unknown fact {name!r}; known: {', '.join(hints)}")
+    if value is None:
+        return None
+    kind = next(t for t in get_args(hints[name]) if t is not type(None))
+    try:
+        parsed = _convert(kind, value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{name}={value!r}: expected {_describe(kind)}") from None
+    if name in CHOICES and parsed not in CHOICES[name]:
+        raise UsageError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}")
+    if kind is int and parsed <= 0 or (name.endswith("eps") and parsed < 0):
+        raise UsageError(f"{name}={value!r}: expected a positive number")
+    return parsed
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        items = value.lower().replace("x", ",").split(",") if isinstance(value, str) else list(value)
+        if isinstance(items, list) and len(items) == 1 and len(inner) == 2 and Ellipsis not in inner:
+            items = items * 2
+        out = tuple(_convert(inner[0], v) for v in items)
+        if Ellipsis not in inner and len(out) != len(inner):
+            raise ValueError
+        return out
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+    if isinstance(value, bool):
+        raise TypeError
+    if kind is int:
+        if isinstance(value, float) and value != int(value):
+            raise ValueError
+        return int(value)
+    if kind is float:
+        parsed = float(value)
+        if parsed != parsed or parsed in (float("inf"), float("-inf")):
+            raise ValueError
+        return parsed
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return "two numbers, as 14x14" if Ellipsis not in get_args(kind) else "numbers separated by commas"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}[kind]
