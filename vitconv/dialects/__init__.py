@@ -1,0 +1,1 @@
+"""One dialect per file: names and shapes of one codebase, as data."""

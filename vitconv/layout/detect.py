@@ -1,0 +1,99 @@
+"""Which dialect is it? The rules themselves, run over names and shapes; no fingerprint, no guess."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vitconv.errors import Ambiguous, NotRecognised, Refused
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.match import Header, Match, collapse, readings
+
+SHOWN = 8
+
+
+def detect(
+    shapes: Mapping[str, tuple[int, ...]],
+    dialects: Iterable[Dialect],
+    *,
+    choices: Mapping[str, str] | None = None,
+    given: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Match:
+    """Return the one dialect and variant that explain every tensor.
+
+    Args:
+        shapes: {key: shape} of the file, its envelope taken off.
+        dialects: the candidates.
+        choices: options told by the user, {choice: option}; used for the dialects that have the choice.
+        given: axis sizes told by the user, {axis: size}.
+        facts: facts known from beside the tensors, such as the grid.
+
+    Raises:
+        Ambiguous: several dialects or variants fit; the message names the option that decides.
+        NotRecognised: none fits; the message names the closest, what is unknown and what is missing.
+        Refused: the file is of a kind that is known and cannot be carried; the message has the reason.
+    """
+    header = Header(shapes)
+    closest: list[Match] = []
+    fitting: list[Match] = []
+    for dialect in dialects:
+        known = {c.name for c in dialect.choices}
+        wanted = {k: v for k, v in (choices or {}).items() if k in known}
+        dialect.check_choices(wanted)
+        for m in readings(dialect, header, wanted, given, facts):
+            (fitting if m.fits else closest).append(m)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise _ambiguous(fitting)
+    raise _unrecognised(header, closest)
+
+
+def _ambiguous(fitting: list[Match]) -> Ambiguous:
+    names = list(dict.fromkeys(m.dialect.name for m in fitting))
+    if len(names) > 1:
+        return Ambiguous(f"the tensors fit {' and '.join(names)}; say which with --from {'|'.join(names)}")
+    lines = []
+    for choice in fitting[0].dialect.choices:
+        options = list(dict.fromkeys(m.variant.names[choice.name] for m in fitting))
+        if len(options) > 1:
+            how = "; ".join(f"{o}: {_sizes(next(m for m in fitting if m.variant.names[choice.name] == o), fitting)}" for o in options)
+            grid = " or --set grid=HxW" if choice.square else ""
+            lines.append(f"{choice.name} may be {' or '.join(options)} ({how}); say which with --set from.{choice.name}={'|'.join(options)}{grid}")
+    return Ambiguous(f"the tensors fit {names[0]} in more than one way:\n  " + "\n  ".join(lines))
+
+
+def _sizes(m: Match, others: list[Match]) -> str:
+    differ = {k: v for k, v in m.sizes.items() if any(o.sizes.get(k) != v for o in others)}
+    return ", ".join(f"{k}={v}" for k, v in differ.items()) or "same sizes"
+
+
+def _unrecognised(header: Header, closest: list[Match]) -> NotRecognised | Refused:
+    if not header.shapes:
+        return NotRecognised("the file holds no tensors")
+    if not closest:
+        return NotRecognised("there is no dialect to compare with")
+    m = min(closest, key=lambda m: (m.badness, -len(m.bound)))
+    reasons = [
+        f"{r.reason} ({_list(hit)})" for r in m.dialect.forbids if (hit := [k for k in m.unknown if re.search(r.pattern, k)])
+    ]
+    if reasons and m.bound:
+        return Refused(f"this is {m.dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
+    lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
+    if m.variant.names:
+        lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
+    if m.conflict:
+        lines.append(f"shapes do not fit: {m.conflict}")
+    if m.unknown:
+        lines.append(f"unknown here: {_list(m.unknown)}")
+    if m.missing:
+        lines.append(f"missing: {_list(m.missing)}")
+    return NotRecognised("\n  ".join(lines))
+
+
+def _list(keys: Iterable[str]) -> str:
+    short = collapse(keys)
+    more = f", and {len(short) - SHOWN} more" if len(short) > SHOWN else ""
+    return ", ".join(short[:SHOWN]) + more

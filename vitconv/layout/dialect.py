@@ -1,0 +1,184 @@
+"""A dialect: one codebase's names and shapes, as data; and its variants, one per combination of choices."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from vitconv.errors import LayoutError, UsageError
+from vitconv.layout.rule import Alias, Choice, Const, Entry, Forbid, Option, Rule, Tie
+
+_DIGITS = re.compile(r"\d+")
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, eq=False)
+class Dialect:
+    """One layout.
+
+    Attributes:
+        name: the name on the command line.
+        title: what it is, in words.
+        source: where the layout is defined: repository, file, version.
+        library: the Python package whose own loader opens a file of this dialect.
+        entries: rules, constants, aliases, ties and choices.
+        implies: facts that hold for every file of the dialect; a tuple of values where several are possible.
+        forbids: keys that say that a file cannot be carried, each with its reason.
+        cannot: canonical templates (regular expressions) it has no place for, each with the reason.
+        family: dialects of one family share a canonical schema.
+    """
+
+    name: str
+    title: str
+    source: str
+    library: str
+    entries: tuple[Entry, ...]
+    implies: Mapping[str, Any] = field(default_factory=dict)
+    forbids: tuple[Forbid, ...] = ()
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    family: str = "plain"
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices, in order."""
+        return tuple(e for e in self.entries if isinstance(e, Choice))
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every combination of options, the default one first."""
+        return tuple(Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
+
+    def variant(self, wanted: Mapping[str, str]) -> Variant:
+        """Return the first variant that agrees with `wanted` ({choice: option}).
+
+        Raises:
+            UsageError: an unknown choice or option.
+        """
+        self.check_choices(wanted)
+        return next(v for v in self.variants if v.agrees(wanted))
+
+    def check_choices(self, wanted: Mapping[str, str]) -> None:
+        """Raise UsageError when `wanted` names a choice or option this dialect does not have."""
+        known = {c.name: [o.name for o in c.options] for c in self.choices}
+        for name, option in wanted.items():
+            if name not in known:
+                raise UsageError(f"{self.name} has no choice {name!r}; it has: {', '.join(known) or 'none'}")
+            if option not in known[name]:
+                raise UsageError(f"{self.name}: {name}={option!r}: expected one of {', '.join(known[name])}")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry with its path words filled in: `key` holds at most `{i}` still."""
+
+    entry: Rule | Const | Alias
+    key: str
+    parts: tuple[str, ...]
+
+    @property
+    def optional(self) -> bool:
+        """True when the tensor may be absent."""
+        return isinstance(self.entry, Alias) or self.entry.optional
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A dialect with one option of every choice taken."""
+
+    dialect: Dialect
+    options: tuple[Option, ...]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """{choice: option}."""
+        return {c.name: o.name for c, o in zip(self.dialect.choices, self.options, strict=True)}
+
+    @cached_property
+    def implies(self) -> dict[str, Any]:
+        """Facts that follow from the dialect and the options taken."""
+        out = dict(self.dialect.implies)
+        for o in self.options:
+            out |= o.implies
+        return out
+
+    @cached_property
+    def _bind(self) -> dict[str, str]:
+        out: dict[str, str] = {}
+        for o in self.options:
+            out |= o.bind
+        return out
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """Rules, constants and aliases, words filled in; nested words are filled from the outside in."""
+        return tuple(
+            Item(
+                e,
+                _fill(e.key, self._bind),
+                tuple(_fill(p.key, self._bind) for p in e.parts)
+                if isinstance(e, Rule)
+                else (_fill(e.of, self._bind),)
+                if isinstance(e, Alias)
+                else (),
+            )
+            for e in self._entries()
+            if not isinstance(e, Tie)
+        )
+
+    @cached_property
+    def ties(self) -> tuple[Tie, ...]:
+        """Canonical tensors held once."""
+        return tuple(e for e in self._entries() if isinstance(e, Tie))
+
+    def agrees(self, wanted: Mapping[str, str]) -> bool:
+        """True when every wanted option is taken."""
+        return all(self.names.get(c) == o for c, o in wanted.items())
+
+    def _entries(self) -> Iterator[Rule | Const | Alias | Tie]:
+        for e in itertools.chain(self.dialect.entries, *(o.entries for o in self.options)):
+            if isinstance(e, Choice):
+                if e not in self.dialect.choices:
+                    raise LayoutError(f"{self.dialect.name}: choice {e.name!r} stands inside another choice")
+                continue
+            yield e
+
+
+def _fill(template: str, bind: Mapping[str, str]) -> str:
+    for _ in range(3):
+        words = [w for w in _WORD.findall(template) if w != "i"]
+        if not words:
+            return template
+        for w in words:
+            if w not in bind:
+                raise LayoutError(f"{template!r}: no choice binds {{{w}}}")
+            template = template.replace(f"{{{w}}}", bind[w])
+    return template
+
+
+@cache
+def form(key: str) -> str:
+    """Return the key with every number, and `{i}`, replaced by '#': equal for all layers of one template."""
+    return _DIGITS.sub("#", key.replace("{i}", "#"))
+
+
+@cache
+def pattern(template: str) -> re.Pattern[str]:
+    """Return the regular expression of a template; group 1 is the layer."""
+    head, sep, tail = template.partition("{i}")
+    index = r"(0|[1-9]\d*)" if sep else ""
+    rest = re.escape(tail).replace(re.escape("{i}"), r"\1")
+    return re.compile(re.escape(head) + index + rest)
+
+
+def layers_of(which: str, depth: int) -> range:
+    """Return the layers that a filter speaks of."""
+    return {
+        "all": range(depth),
+        "body": range(max(depth - 1, 0)),
+        "last": range(max(depth - 1, 0), depth),
+        "first": range(min(1, depth)),
+    }[which]

@@ -1,0 +1,261 @@
+"""Matching one dialect's variants against the names and shapes of a file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from vitconv.errors import LayoutError
+from vitconv.layout.canonical import template_of
+from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
+from vitconv.layout.rule import Alias, Const, Rule
+from vitconv.layout.unify import Bound, unify
+
+_CELL = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z\d])")
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What one entry explains of a file."""
+
+    explained: frozenset[str]
+    missing: tuple[str, ...]
+    bound: tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The names and shapes of a file: {key: shape}; what was looked up is kept."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    _found: dict[str, dict[int | None, str]] = field(default_factory=dict, repr=False)
+    _covered: dict[tuple[int, str, int], Covered] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _by_form(self) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = defaultdict(list)
+        for key in self.shapes:
+            out[form(key)].append(key)
+        return out
+
+    def find(self, template: str) -> dict[int | None, str]:
+        """Return {layer: key} of every key that the template explains; the layer is None without `{i}`."""
+        if template not in self._found:
+            found: dict[int | None, str] = {}
+            for key in self._by_form.get(form(template), ()):
+                m = pattern(template).fullmatch(key)
+                if m:
+                    found[int(m[1]) if m.re.groups else None] = key
+            self._found[template] = found
+        return self._found[template]
+
+    def cover(self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None) -> Covered:
+        """Return what a rule or constant explains, and what it lacks; `stand_in` are aliases that may serve."""
+        memo = (id(item.entry), item.key, depth)
+        if memo not in self._covered:
+            keys = {**(stand_in or {}), **self.find(item.key)}
+            want = _expected(item, depth)
+            here = {i: k for i, k in keys.items() if i in want}
+            absent = [i for i in want if i not in here]
+            lacks = absent and (here or not item.optional)
+            missing = [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
+            bound = [] if isinstance(item.entry, Const) else [bind(item, key, i, depth) for i, key in here.items()]
+            self._covered[memo] = Covered(frozenset(here.values()), tuple(missing), tuple(bound))
+        return self._covered[memo]
+
+
+@dataclass(frozen=True)
+class Match:
+    """How one variant of a dialect explains a file.
+
+    Attributes:
+        variant: the dialect and the options taken.
+        depth: number of layers.
+        bound: the rules that have a tensor in the file.
+        sizes: {axis: size}.
+        unknown: keys of the file that nothing explains.
+        missing: keys that the variant needs and the file lacks.
+        conflict: why the shapes do not fit, or None.
+        copies: {key: key it must equal} for aliases.
+        consts: {key: its constant}.
+        notes: what was decided on the way, in words.
+    """
+
+    variant: Variant
+    depth: int
+    bound: tuple[Bound, ...]
+    sizes: Mapping[str, int]
+    unknown: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    conflict: str | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+    consts: Mapping[str, Const] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect."""
+        return self.variant.dialect
+
+    @property
+    def fits(self) -> bool:
+        """True when nothing is unknown, nothing missing, and the shapes agree."""
+        return not (self.unknown or self.missing or self.conflict)
+
+    @property
+    def badness(self) -> tuple[int, int]:
+        """How far from fitting, for naming the closest."""
+        return (len(self.unknown) + len(self.missing), int(self.conflict is not None))
+
+
+def readings(
+    dialect: Dialect,
+    header: Header,
+    wanted: Mapping[str, str] | None = None,
+    given: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[Match]:
+    """Return every variant that fits, or the single closest one when none does."""
+    tried = [_cover(v, header) for v in dialect.variants if v.agrees(wanted or {})]
+    best = min((m.badness for m in tried), default=(0, 0))
+    if best != (0, 0):
+        return [next(m for m in tried if m.badness == best)]
+    solved = [_solve(m, header, given) for m in tried if m.badness == (0, 0)]
+    fitting = [m for m in solved if m.fits]
+    return _decide(dialect, fitting, facts or {}) if fitting else solved[:1]
+
+
+def _cover(variant: Variant, header: Header) -> Match:
+    """Match names only."""
+    stand_in = {
+        item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)
+    }
+    depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=-1)
+    explained: set[str] = set()
+    missing: list[str] = []
+    bound: list[Bound] = []
+    copies: dict[str, str] = {}
+    consts: dict[str, Const] = {}
+    for item in variant.items:
+        if isinstance(item.entry, Alias):
+            keys, original = header.find(item.key), header.find(item.parts[0])
+            explained |= set(keys.values())
+            copies |= {key: original[i] for i, key in keys.items() if i in original}
+            continue
+        part = header.cover(item, depth, stand_in.get(item.key))
+        explained |= part.explained
+        missing += part.missing
+        bound += part.bound
+        if isinstance(item.entry, Const):
+            consts |= dict.fromkeys(part.explained, item.entry)
+    missing += _unmet(variant, bound)
+    unknown = tuple(k for k in header.shapes if k not in explained)
+    return Match(variant, depth, tuple(bound), {}, unknown, tuple(missing), None, copies, consts)
+
+
+def _unmet(variant: Variant, bound: list[Bound]) -> list[str]:
+    """Return a pseudo key for every condition of an option that the network does not meet."""
+    if not any(o.needs or o.without for o in variant.options):
+        return []
+    have = {template_of(name) for b in bound for name in b.parts}
+    return [
+        f"({o.name}: needs {', '.join(n for n in o.needs if n not in have) or 'no ' + ', '.join(n for n in o.without if n in have)})"
+        for o in variant.options
+        if any(n not in have for n in o.needs) or any(n in have for n in o.without)
+    ]
+
+
+def _expected(item: Item, depth: int) -> list[int | None]:
+    entry = item.entry
+    if "{i}" not in item.key:
+        return [None]
+    return list(layers_of(entry.layers, depth)) if isinstance(entry, Rule) else list(range(depth))
+
+
+def bind(item: Item, key: str, layer: int | None, depth: int) -> Bound:
+    """Return the rule of `item` at one layer, its parts named concretely."""
+    entry = item.entry
+    assert isinstance(entry, Rule)
+    if entry.scanned:
+        return Bound(key, entry, None, tuple(p.replace("{i}", str(i)) for i in range(depth) for p in item.parts))
+    names = item.parts if layer is None else tuple(p.replace("{i}", str(layer)) for p in item.parts)
+    return Bound(key, entry, layer, names)
+
+
+def _solve(m: Match, header: Header, given: Mapping[str, int] | None) -> Match:
+    try:
+        sizes = unify(m.bound, header.shapes, given)
+        for key, of in m.copies.items():
+            if header.shapes[key] != header.shapes[of]:
+                raise LayoutError(f"{key} has another shape than {of}, of which it must be a copy")
+    except LayoutError as e:
+        return Match(m.variant, m.depth, m.bound, {}, (), (), str(e), m.copies, m.consts)
+    depth = sizes.get("i", m.depth)
+    bound = m.bound
+    if depth != m.depth:
+        bound = tuple(bind(_item(m.variant, b), b.key, None, depth) if b.rule.scanned else b for b in bound)
+    return Match(m.variant, depth, bound, sizes, (), (), None, m.copies, m.consts)
+
+
+def _item(variant: Variant, b: Bound) -> Item:
+    return next(item for item in variant.items if item.entry is b.rule)
+
+
+def _decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) -> list[Match]:
+    """Let a stated grid, or else a square one, decide between readings of a position table."""
+    for choice in dialect.choices:
+        if not choice.square or len(fitting) < 2 or len({m.variant.names[choice.name] for m in fitting}) < 2:
+            continue
+        grid = facts.get("grid")
+        if grid:
+            fitting = [m for m in fitting if m.sizes.get(choice.square) == math.prod(grid)] or fitting
+            continue
+        likely = [m for j, m in enumerate(fitting) if _plausible(m.sizes.get(choice.square, 0), first=j == 0)]
+        if len({m.variant.names[choice.name] for m in likely}) == 1:
+            n = likely[0].sizes[choice.square]
+            note = f"{choice.name}: read as {likely[0].variant.names[choice.name]!r}, since {n} patches make a square grid"
+            fitting = [_noted(m, note) for m in likely]
+    return fitting
+
+
+def _plausible(n: int, *, first: bool) -> bool:
+    """A square grid; for the codebase's default reading 1:2 grids too, so that 9 = 1 + 2x4 or 3x3 is asked."""
+    return n > 0 and (math.isqrt(n) ** 2 == n or (first and n % 2 == 0 and math.isqrt(n // 2) ** 2 == n // 2))
+
+
+def _noted(m: Match, note: str) -> Match:
+    return Match(
+        m.variant, m.depth, m.bound, m.sizes, m.unknown, m.missing, m.conflict, m.copies, m.consts, (*m.notes, note)
+    )
+
+
+def collapse(keys: Iterable[str]) -> list[str]:
+    """Return keys with runs over layers joined: `blocks.{0..11}.x`."""
+    groups: dict[str, list[int]] = {}
+    for key in keys:
+        m = _CELL.search(key)
+        if m:
+            groups.setdefault(f"{key[: m.start()]}\0{key[m.end() :]}", []).append(int(m[0]))
+        else:
+            groups.setdefault(key, [])
+    out = []
+    for name, numbers in groups.items():
+        out.append(name.replace("\0", _span(sorted(set(numbers)))) if numbers else name)
+    return out
+
+
+def _span(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return "{" + ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs) + "}"

@@ -1,0 +1,265 @@
+"""The rule: a permutation of elements between one whole tensor of a dialect and m canonical parts.
+
+    rule("blocks.{i}.attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d")
+
+The whole is on the dialect's side. `{i}` is the layer, `{q,k,v}` a list: on the part side the parts are stacked and
+`*` says where their index lives; on both sides, with equal length, it is one rule per item. `{word}` is a piece of path
+that a `Choice` binds. A `+` in the whole joins unequal parts in order. Swap the sides: that is the inverse, and the
+adjoint too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitconv.errors import LayoutError
+from vitconv.layout.shape import Axes, atoms, caret, parse_axes, show_axes
+
+_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_FIELD = re.compile(r"\{(\w+)\}")
+LAYERS = ("all", "body", "last", "first")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One canonical side of a rule: a name template and its axes."""
+
+    key: str
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One whole tensor and its parts.
+
+    Attributes:
+        key: name template of the whole; `axes` are its axes.
+        parts: the canonical tensors, in order along `*` or `+`.
+        optional: the whole may be absent: in every layer or in none.
+        layers: which layers it speaks of: all, body (all but the last), last, first.
+        fill: canonical tensors that may be absent on encode and are then written as this number, said aloud.
+    """
+
+    key: str
+    axes: Axes
+    parts: tuple[Part, ...]
+    optional: bool = False
+    layers: str = "all"
+    fill: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def per_layer(self) -> bool:
+        """True when the whole is one tensor per layer."""
+        return "{i}" in self.key
+
+    @property
+    def scanned(self) -> bool:
+        """True when the layers are stacked inside the whole."""
+        return not self.per_layer and any("{i}" in p.key for p in self.parts)
+
+    @property
+    def joined(self) -> int | None:
+        """The index of the axis that is a sum, or None."""
+        return next((j for j, a in enumerate(self.axes) if a.joined), None)
+
+    def __str__(self) -> str:
+        right = ", ".join(f"{p.key}: {show_axes(p.axes)}" for p in self.parts)
+        return f"{self.key}: {show_axes(self.axes)}  <->  {right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A tensor of the dialect with a fixed value: written on encode, compared bitwise on decode.
+
+    `value` is a number, or "arange" (0, 1, 2, ... along the last axis).
+    """
+
+    key: str
+    axes: Axes
+    value: float | str
+    dtype: str = "I64"
+    optional: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A second name of a tensor (tied weights): written twice, compared on decode, gradients summed.
+
+    When only the alias is in a file, it stands for `of`.
+    """
+
+    key: str
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Canonical tensors that this dialect holds only once: copied on decode, must be equal on encode."""
+
+    parts: tuple[str, ...]
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    """Keys that say: this cannot be carried. `pattern` is a regular expression, `reason` is told to the user."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One alternative of a choice.
+
+    Attributes:
+        name: how the user calls it.
+        entries: rules that hold when it is taken.
+        bind: values of the `{word}` fields in keys.
+        needs / without: canonical templates that must, or must not, be in the network.
+        implies: facts that follow from it; a fact with several values is a tuple of them.
+    """
+
+    name: str
+    entries: tuple[Entry, ...] = ()
+    bind: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    implies: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Alternatives of which exactly one holds; the first is the default when writing.
+
+    `square`: when the shapes allow several, the one whose axis of this name is a square number is taken, if it is
+    the only one, and said; otherwise the file is ambiguous and `--set NAME=OPTION` decides.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    square: str = ""
+
+
+Entry = Rule | Const | Alias | Tie | Choice
+
+
+def rule(
+    whole: str,
+    *parts: str,
+    optional: bool = False,
+    layers: str = "all",
+    fill: Mapping[str, float] | None = None,
+) -> tuple[Rule, ...]:
+    """Build the rule(s) of one line of the notation: several when both sides hold lists of equal length.
+
+    Raises:
+        LayoutError: the notation is at fault (with a caret), or the two sides are not the same elements.
+    """
+    if layers not in LAYERS:
+        raise LayoutError(f"layers={layers!r}: expected one of {', '.join(LAYERS)}")
+    m = _LIST.search(whole)
+    if m:
+        items = m[1].split(",")
+        right = [_LIST.search(p) for p in parts]
+        if not all(r is None or len(r[1].split(",")) == len(items) for r in right) or not any(right):
+            raise caret(whole, m.start(), "a list on both sides needs the same length on both")
+        out: list[Rule] = []
+        for j, item in enumerate(items):
+            left = whole[: m.start()] + item.strip() + whole[m.end() :]
+            these = [p if r is None else _put(p, r, j) for p, r in zip(parts, right, strict=True)]
+            out += rule(left, *these, optional=optional, layers=layers, fill=fill)
+        return tuple(out)
+    key, axes = _side(whole)
+    sides: list[Part] = []
+    for text in parts:
+        inner = _LIST.search(text)
+        count = len(inner[1].split(",")) if inner else 1
+        for j in range(count):
+            sides.append(Part(*_side(_put(text, inner, j) if inner else text)))
+    filled = tuple((fill or {}).items())
+    made = Rule(key, axes, tuple(sides), optional, layers, filled)
+    _check(made, whole)
+    return (made,)
+
+
+def linear(whole: str, part: str, axes: str, *, optional: bool = False, layers: str = "all", bias: bool | None = True) -> tuple[Rule, ...]:
+    """Build weight and bias of a linear layer, `axes` as `out in`; `bias=None` leaves it out, False makes it optional."""
+    first = axes.split()[0]
+    out = rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}", optional=optional, layers=layers)
+    if bias is None:
+        return out
+    may = optional or not bias
+    return out + rule(f"{whole}.bias: {first}", f"{part}.bias: {first}", optional=may, layers=layers)
+
+
+def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all") -> tuple[Rule, ...]:
+    """Build weight and bias of a norm over `axis`."""
+    return tuple(
+        r
+        for kind in ("weight", "bias")
+        for r in rule(f"{whole}.{kind}: {axis}", f"{part}.{kind}: {axis}", optional=optional, layers=layers)
+    )
+
+
+def const(whole: str, value: float | str, *, dtype: str = "I64", optional: bool = True) -> tuple[Const, ...]:
+    """Build a constant of the dialect, such as position ids."""
+    key, axes = _side(whole)
+    return (Const(key, axes, value, dtype, optional),)
+
+
+def alias(key: str, of: str) -> tuple[Alias, ...]:
+    """Build a second name for the dialect's own tensor `of`."""
+    if set(_FIELD.findall(key)) != set(_FIELD.findall(of)):
+        raise LayoutError(f"alias {key!r} and {of!r} name different fields")
+    return (Alias(key, of),)
+
+
+def tie(parts: Sequence[str], of: str) -> tuple[Tie, ...]:
+    """Build canonical tensors that the dialect holds once, under the rule of `of`."""
+    return (Tie(tuple(parts), of),)
+
+
+def _put(text: str, m: re.Match[str], j: int) -> str:
+    return text[: m.start()] + m[1].split(",")[j].strip() + text[m.end() :]
+
+
+def _side(text: str) -> tuple[str, Axes]:
+    key, colon, _ = text.rpartition(":")
+    if not colon:
+        raise caret(text, len(text), "a side is 'key: axes'; the ':' is missing")
+    if not key.strip():
+        raise caret(text, 0, "the key is missing")
+    depth = 0
+    for at, ch in enumerate(key):
+        depth += (ch == "{") - (ch == "}")
+        if depth not in (0, 1):
+            raise caret(text, at, "braces do not match")
+    if depth:
+        raise caret(text, key.rindex("{"), "this brace is not closed")
+    return key.strip(), parse_axes(text, len(key) + 1)
+
+
+def _check(r: Rule, text: str) -> None:
+    """Both sides must hold the same atoms, once each."""
+    starred = any("*" in a.atoms for a in r.axes)
+    terms = r.axes[r.joined].atoms if r.joined is not None else ()
+    if any("*" in a.atoms for p in r.parts for a in p.axes):
+        raise LayoutError(f"'*' belongs to the whole, where the parts' index lives: {r}")
+    if terms and len(terms) != len(r.parts):
+        raise LayoutError(f"{len(terms)} terms are joined but there are {len(r.parts)} parts: {r}")
+    if starred != (len(r.parts) > 1 and not terms or r.scanned):
+        raise LayoutError(f"several parts need a '*' or a '+' axis in the whole, one part needs none: {r}")
+    if r.scanned and len(r.parts) > 1:
+        raise LayoutError(f"a whole that stacks the layers takes one part: {r}")
+    common = [x for a in r.axes if not a.joined for x in a.atoms if x not in ("*", "1")]
+    for j, p in enumerate(r.parts):
+        want = sorted(common + [x for x in terms[j : j + 1] if x != "1"])
+        if sorted(atoms(p.axes)) != want:
+            found = show_axes(p.axes)
+            raise LayoutError(f"not the same elements: {p.key} has axes {found}, the whole gives {' '.join(want)}: {r}")
+        if any(a.joined for a in p.axes):
+            raise LayoutError(f"a sum belongs to the whole: {r}")
