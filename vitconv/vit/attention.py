@@ -1,0 +1,56 @@
+"""Multi-head attention, written out (Vaswani et al., 2017, section 3.2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.vit.config import ViTConfig
+from vitconv.vit.norm import Norm
+
+
+class Attention(nn.Module):
+    """Attend per head, then project: out(norm(concat_h softmax(s q_h k_h^T) v_h)).
+
+    q, k and v are h blocks of e consecutive rows each; s is 1/sqrt(e) unless `attention_scale` says
+    otherwise. With query and key norms, q_h and k_h are normalised over e before the product (Dehghani et
+    al., ViT-22B, 2023).
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        d, a, e, facts = config.width, config.attention_width, config.head_width, config.facts
+        kind = facts.norm_kind or "layernorm"
+        self.heads, self.causal = config.heads, facts.attention == "causal"
+        self.scale = e**-0.5 if facts.attention_scale is None else facts.attention_scale
+        self.q = nn.Linear(d, a, bias=config.q_bias)
+        self.k = nn.Linear(d, a, bias=config.k_bias)
+        self.v = nn.Linear(d, a, bias=config.v_bias)
+        if config.qk_norm:
+            self.q_norm = Norm(e, facts.qk_norm_eps or 0.0, kind, config.qk_norm_bias)
+            self.k_norm = Norm(e, facts.qk_norm_eps or 0.0, kind, config.qk_norm_bias)
+        else:
+            self.q_norm = self.k_norm = nn.Identity()
+        self.norm = (
+            Norm(a, facts.norm_eps or 0.0, kind, config.norm_bias) if config.attn_norm else nn.Identity()
+        )
+        self.out = nn.Linear(a, d, bias=config.out_bias)
+
+    def forward(self, queries: Tensor, others: Tensor) -> Tensor:
+        """Attend from `queries`: [b t d] to `others`: [b t d], float; the result is [b t d].
+
+        Both are the same tensor in every ViT, except in xformers <= 0.0.9 with pre-norm: keys and values are
+        projected from the stream that was not normalised.
+        """
+        q, k = self.q_norm(self._split(self.q(queries))), self.k_norm(self._split(self.k(others)))
+        v = self._split(self.v(others))
+        logits = (self.scale * q) @ k.transpose(-2, -1)
+        if self.causal:
+            ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+            logits = logits.masked_fill(ahead, float("-inf"))
+        heads = logits.softmax(-1) @ v
+        return self.out(self.norm(heads.transpose(1, 2).flatten(2)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Return [b t (h e)] as [b h t e]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

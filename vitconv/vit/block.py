@@ -1,0 +1,57 @@
+"""One block: two residual branches, and the four places where their norms can stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.vit.attention import Attention
+from vitconv.vit.config import ViTConfig
+from vitconv.vit.mlp import Mlp
+from vitconv.vit.norm import Norm
+
+
+class Block(nn.Module):
+    """Apply attention, then the MLP, each as a branch f with norm n and LayerScale g (1 when absent).
+
+    pre:      x + g f(n(x))            (Xiong et al., On Layer Normalization, 2020)
+    post:     n(x + g f(x))            (Vaswani et al., 2017)
+    deepnorm: n(alpha x + g f(x))      (Wang et al., DeepNet, 2022)
+    res-post: x + g n(f(x))            (Liu et al., Swin V2, 2021)
+
+    With `kv_normalised` false, keys and values of a pre-norm block read x instead of n(x) (xformers <=
+    0.0.9).
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        d, facts = config.width, config.facts
+        self.placement = facts.norm_placement
+        self.alpha = 1.0 if facts.residual_alpha is None else facts.residual_alpha
+        self.raw_kv = facts.kv_normalised is False
+        kind, eps = facts.norm_kind or "layernorm", facts.norm_eps or 0.0
+        self.norm1 = Norm(d, eps, kind, config.norm_bias)
+        self.attn = Attention(config)
+        self.ls1 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
+        self.norm2 = Norm(d, eps, kind, config.norm_bias)
+        self.mlp = Mlp(config)
+        self.ls2 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the stream x: [b t d], float, to the stream after this block, [b t d]."""
+
+        def attend(normed: Tensor) -> Tensor:
+            return self.attn(normed, x if self.raw_kv else normed)
+
+        y = self._branch(x, attend, self.norm1, self.ls1)
+        return self._branch(y, self.mlp, self.norm2, self.ls2)
+
+    def _branch(self, x: Tensor, f: Callable[[Tensor], Tensor], n: Norm, gain: Tensor | None) -> Tensor:
+        g = 1.0 if gain is None else gain
+        if self.placement == "pre":
+            return x + g * f(n(x))
+        if self.placement == "res-post":
+            return x + g * n(f(x))
+        return n(self.alpha * x + g * f(x))

@@ -1,0 +1,215 @@
+"""The configuration of the reference ViT: the sizes that tensors state, and the facts that they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+
+from vitconv.errors import Refused
+from vitconv.layout.semantics import Semantics
+from vitconv.vit.shapes import Shapes, compare, expected_shapes, read_sizes
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that decides the reference ViT.
+
+    Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels,
+    `positions` n (0: no table), `registers` r, `classes` o (0: no head). A flag says that the tensors of
+    that name exist. `facts` holds what no tensor says; use `config_from_shapes` to have it checked for
+    completeness.
+    """
+
+    width: int
+    depth: int
+    attention_width: int
+    mlp_width: int
+    patch: tuple[int, int]
+    channels: int
+    positions: int
+    facts: Semantics
+    classes: int = 0
+    classes_dist: int = 0
+    registers: int = 0
+    cls: bool = True
+    dist: bool = False
+    mask: bool = False
+    pos_cls: bool = True
+    pos_dist: bool = False
+    pos_reg: bool = False
+    patch_bias: bool = True
+    q_bias: bool = True
+    k_bias: bool = True
+    v_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    qk_norm: bool = False
+    qk_norm_bias: bool = True
+    attn_norm: bool = False
+    layer_scale: bool = False
+    gated: bool = False
+    mlp_norm: bool = False
+    embed_norm: bool = False
+    trunk_norm: bool = False
+    norm: bool = True
+    pool_norm: bool = False
+    pool_dense: bool = False
+    head_bias: bool = True
+
+    @property
+    def heads(self) -> int:
+        """Return the number of attention heads h."""
+        return _known(self.facts.heads, "heads")
+
+    @property
+    def head_width(self) -> int:
+        """Return e = a / h."""
+        return self.attention_width // self.heads
+
+    @property
+    def prefix(self) -> int:
+        """Return the number of tokens ahead of the patches: class, distillation, registers."""
+        return int(self.cls) + int(self.dist) + self.registers
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return the patch grid (rows, columns): the fact, else the image size over the patch, else a square.
+
+        Raises:
+            Refused: neither is known and the number of positions is no square.
+        """
+        facts = self.facts
+        if facts.grid is not None:
+            return facts.grid
+        if facts.image_size is not None:
+            return facts.image_size[0] // self.patch[0], facts.image_size[1] // self.patch[1]
+        side = isqrt(self.positions)
+        if side == 0 or side * side != self.positions:
+            raise Refused(
+                f"the patch grid is unknown: {self.positions} positions are no square;"
+                " say --set grid=ROWSxCOLUMNS"
+            )
+        return side, side
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Return the image size (height, width) in pixels that fills the grid."""
+        return self.grid[0] * self.patch[0], self.grid[1] * self.patch[1]
+
+    def shapes(self) -> Shapes:
+        """Return {canonical name: shape} of every tensor of this network."""
+        return expected_shapes(self)
+
+
+# Why each fact is needed, in the words of the message.
+_NEEDED = {
+    "heads": "how the attention width splits into heads",
+    "norm_placement": "where the norms stand in a block",
+    "residual_alpha": "the factor of the residual in a deepnorm block",
+    "norm_kind": "which norm: weights alone do not tell LayerNorm without bias from RMSNorm",
+    "norm_eps": "the eps of the norms in the blocks",
+    "final_norm_eps": "the eps of the final norm",
+    "embed_norm_eps": "the eps of the norm before the blocks",
+    "qk_norm_eps": "the eps of the query and key norms",
+    "activation": "the activation of the MLP",
+    "attention": "the attention mechanism",
+    "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
+    "pooling": "what is pooled ahead of the head",
+    "position": "how positions enter, since there is no position table",
+}
+_EXAMPLE = {
+    "heads": "12", "norm_placement": "pre", "residual_alpha": "2.2134", "norm_kind": "layernorm",
+    "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
+    "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
+    "position": "none",
+}  # fmt: skip
+
+
+def config_from_shapes(shapes: Mapping[str, tuple[int, ...]], facts: Semantics) -> ViTConfig:
+    """Build the configuration from canonical names and shapes, and the facts.
+
+    `shapes`: {canonical name: shape}. What tensors prove is filled in (heads from the width of a query norm,
+    LayerNorm from the presence of its bias); every other fact the network needs must be known.
+
+    Raises:
+        Refused: facts are missing (all are named, each with the `--set NAME=` that completes it), a fact
+            asks for something the reference ViT does not compute, or the tensors are not those of one plain
+            ViT.
+    """
+    sizes = read_sizes(shapes)
+    facts = _proven(shapes, sizes, facts)
+    config = ViTConfig(facts=facts, **sizes)
+    differences = compare(config.shapes(), shapes)
+    if differences:
+        raise Refused("the tensors are not those of one plain ViT:\n  " + "\n  ".join(differences))
+    _check_complete(config)
+    _check_computable(config)
+    return config
+
+
+def _proven(
+    shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], facts: Semantics
+) -> Semantics:
+    more: dict[str, object] = {}
+    if "blocks.0.attn.q_norm.weight" in shapes:
+        more["heads"] = shapes["blocks.0.attn.q.weight"][0] // shapes["blocks.0.attn.q_norm.weight"][0]
+    if sizes["norm_bias"]:
+        more["norm_kind"] = "layernorm"
+    if facts.norm_placement in ("post", "deepnorm", "res-post"):
+        # Without a norm on the way into attention the question does not arise.
+        more["kv_normalised"] = True
+    return facts.filled(more)
+
+
+def missing_facts(config: ViTConfig) -> list[str]:
+    """Return the names of the facts that this network needs and that are unknown, in a fixed order."""
+    facts = config.facts
+    needed = {
+        "residual_alpha": facts.norm_placement == "deepnorm",
+        "final_norm_eps": config.norm or config.pool_norm,
+        "embed_norm_eps": config.embed_norm,
+        "qk_norm_eps": config.qk_norm,
+        "position": config.positions == 0,
+    }
+    return [name for name in _NEEDED if needed.get(name, True) and getattr(facts, name) is None]
+
+
+def _check_complete(config: ViTConfig) -> None:
+    missing = missing_facts(config)
+    if missing:
+        lines = [
+            f"  {name}: {_NEEDED[name]}; say --set {name}={_EXAMPLE[name]} or what it is" for name in missing
+        ]
+        raise Refused("the weights do not say, and the function needs:\n" + "\n".join(lines))
+
+
+def _check_computable(config: ViTConfig) -> None:
+    facts, wrong = config.facts, []
+    if config.attention_width % config.heads:
+        wrong.append(f"heads={config.heads} does not divide the attention width {config.attention_width}")
+    if config.qk_norm and config.heads * config.head_width != config.attention_width:
+        wrong.append(f"heads={config.heads} does not fit the query norm")
+    if facts.attention not in ("softmax", "causal"):
+        wrong.append(f"attention={facts.attention}: the reference computes softmax and causal")
+    if facts.position in ("rope", "relative"):
+        wrong.append(f"position={facts.position}: the reference adds a table, or nothing")
+    if facts.pooling == "map":
+        wrong.append("pooling=map: the reference pools token, avg, avg-prefix or none")
+    if facts.pooling == "token" and not config.cls:
+        wrong.append("pooling=token, but there is no class token")
+    if facts.norm_placement != "deepnorm" and facts.residual_alpha not in (None, 1.0):
+        wrong.append(
+            f"residual_alpha={facts.residual_alpha} belongs to deepnorm, not to {facts.norm_placement}"
+        )
+    if facts.norm_placement != "pre" and facts.kv_normalised is False:
+        wrong.append(f"kv_normalised=false belongs to pre-norm, not to {facts.norm_placement}")
+    if wrong:
+        raise Refused("the reference ViT cannot compute this:\n  " + "\n  ".join(wrong))
+
+
+def _known(value: int | None, name: str) -> int:
+    if value is None:
+        raise Refused(f"{name} is unknown: {_NEEDED[name]}; say --set {name}={_EXAMPLE[name]} or what it is")
+    return value

@@ -1,0 +1,74 @@
+"""From an image to the stream: patches, tokens, positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.errors import UsageError
+from vitconv.vit.config import ViTConfig
+from vitconv.vit.norm import Norm
+
+
+class Embed(nn.Module):
+    """Cut the image into patches, add their positions, and put class, distillation and register tokens ahead.
+
+    Every token has its own position row or none: x = [cls + pos_cls; dist + pos_dist; reg + pos_reg; patch +
+    pos] (Dosovitskiy et al., 2021, equation 1; Touvron et al., DeiT, 2021; Darcet et al., registers, 2023).
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        d, facts = config.width, config.facts
+        self.positions = config.positions
+
+        def row(present: bool, *shape: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(*shape)) if present else None
+
+        self.cls, self.pos_cls = row(config.cls, d), row(config.pos_cls, d)
+        self.dist, self.pos_dist = row(config.dist, d), row(config.pos_dist, d)
+        self.reg, self.pos_reg = (
+            row(config.registers > 0, config.registers, d),
+            row(config.pos_reg, config.registers, d),
+        )
+        self.mask = row(config.mask, d)
+        self.pos = row(config.positions > 0, config.positions, d)
+        self.patch = nn.Conv2d(config.channels, d, config.patch, config.patch, bias=config.patch_bias)
+        kind = facts.norm_kind or "layernorm"
+        self.norm = (
+            Norm(d, facts.embed_norm_eps or 0.0, kind, config.norm_bias)
+            if config.embed_norm
+            else nn.Identity()
+        )
+
+    def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Embed images: [b c height width], float; the stream is [b t d], t = prefix + n.
+
+        `masked`: [b n], bool; where true, the mask token takes the patch's place (its position stays).
+
+        Raises:
+            UsageError: the image does not give the n patches of the position table, or patches are masked and
+                there is no mask token.
+        """
+        x = self.patch(images).flatten(2).transpose(1, 2)
+        if self.pos is not None and x.shape[1] != self.positions:
+            raise UsageError(
+                f"an image of {images.shape[2]} x {images.shape[3]} pixels gives {x.shape[1]} patches, the"
+                f" position table has {self.positions} rows; resize the image or the table"
+            )
+        if masked is not None:
+            if self.mask is None:
+                raise UsageError("patches are masked, but this network has no mask token (embed.mask)")
+            x = torch.where(masked.unsqueeze(-1), self.mask, x)
+        if self.pos is not None:
+            x = x + self.pos
+        prefix = [
+            (token if place is None else token + place).reshape(-1, x.shape[-1]).expand(len(x), -1, -1)
+            for token, place in (
+                (self.cls, self.pos_cls),
+                (self.dist, self.pos_dist),
+                (self.reg, self.pos_reg),
+            )
+            if token is not None
+        ]
+        return self.norm(torch.cat([*prefix, x], dim=1))

@@ -1,0 +1,144 @@
+"""Canonical shapes to sizes and flags, and back; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vitconv.errors import Refused
+from vitconv.layout.canonical import SCHEMA, layer_of, template_of
+
+if TYPE_CHECKING:
+    from vitconv.vit.config import ViTConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+_BLOCK = "blocks.0."
+
+
+def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the fields of a `ViTConfig` that the tensors state.
+
+    `shapes`: {canonical name: shape}. Flags are read off block 0; `compare` finds blocks that differ.
+
+    Raises:
+        Refused: a name is not canonical, or the patch projection or the blocks are missing.
+    """
+    foreign = sorted(name for name in shapes if template_of(name) not in SCHEMA)
+    if foreign:
+        raise Refused(f"not tensors of the plain ViT: {', '.join(foreign)}")
+    must = ["embed.patch.weight"] + [
+        f"{_BLOCK}{n}.weight" for n in ("attn.q", "attn.out", "mlp.up", "mlp.down")
+    ]
+    absent = [name for name in must if name not in shapes]
+    if absent:
+        raise Refused(f"a ViT needs {', '.join(absent)}")
+    d, c, p, q = shapes["embed.patch.weight"]
+    layers = {i for name in shapes if (i := layer_of(name)) is not None}
+    has = shapes.__contains__
+    return {
+        "width": d,
+        "channels": c,
+        "patch": (p, q),
+        "depth": max(layers) + 1,
+        "attention_width": shapes[f"{_BLOCK}attn.q.weight"][0],
+        "mlp_width": shapes[f"{_BLOCK}mlp.up.weight"][0],
+        "positions": shapes["embed.pos"][0] if has("embed.pos") else 0,
+        "classes": shapes["head.weight"][0] if has("head.weight") else 0,
+        "classes_dist": shapes["head_dist.weight"][0] if has("head_dist.weight") else 0,
+        "registers": shapes["embed.reg"][0] if has("embed.reg") else 0,
+        "cls": has("embed.cls"),
+        "dist": has("embed.dist"),
+        "mask": has("embed.mask"),
+        "pos_cls": has("embed.pos_cls"),
+        "pos_dist": has("embed.pos_dist"),
+        "pos_reg": has("embed.pos_reg"),
+        "patch_bias": has("embed.patch.bias"),
+        **{f"{part}_bias": has(f"{_BLOCK}attn.{part}.bias") for part in ("q", "k", "v", "out")},
+        "mlp_bias": has(f"{_BLOCK}mlp.up.bias"),
+        "norm_bias": has(f"{_BLOCK}norm1.bias"),
+        "qk_norm": has(f"{_BLOCK}attn.q_norm.weight"),
+        "qk_norm_bias": has(f"{_BLOCK}attn.q_norm.bias"),
+        "attn_norm": has(f"{_BLOCK}attn.norm.weight"),
+        "layer_scale": has(f"{_BLOCK}ls1"),
+        "gated": has(f"{_BLOCK}mlp.gate.weight"),
+        "mlp_norm": has(f"{_BLOCK}mlp.norm.weight"),
+        "embed_norm": has("embed.norm.weight"),
+        "trunk_norm": has("trunk_norm.weight"),
+        "norm": has("norm.weight"),
+        "pool_norm": has("pool.norm.weight"),
+        "pool_dense": has("pool.dense.weight"),
+        "head_bias": has("head.bias") or not has("head.weight"),
+    }
+
+
+def expected_shapes(config: ViTConfig) -> Shapes:
+    """Return {canonical name: shape} of every tensor that a network of this configuration has."""
+    d, a, m = config.width, config.attention_width, config.mlp_width
+    out: Shapes = {}
+
+    def put(present: bool | int, name: str, *shape: int) -> None:
+        if present:
+            out[name] = shape
+
+    def linear(name: str, rows: int, columns: int, bias: bool, present: bool | int = True) -> None:
+        put(present, f"{name}.weight", rows, columns)
+        put(present and bias, f"{name}.bias", rows)
+
+    def norm(name: str, width: int, present: bool = True, bias: bool = config.norm_bias) -> None:
+        put(present, f"{name}.weight", width)
+        put(present and bias, f"{name}.bias", width)
+
+    put(config.cls, "embed.cls", d)
+    put(config.dist, "embed.dist", d)
+    put(config.registers, "embed.reg", config.registers, d)
+    put(config.mask, "embed.mask", d)
+    put(config.positions, "embed.pos", config.positions, d)
+    put(config.pos_cls, "embed.pos_cls", d)
+    put(config.pos_dist, "embed.pos_dist", d)
+    put(config.pos_reg, "embed.pos_reg", config.registers, d)
+    put(True, "embed.patch.weight", d, config.channels, *config.patch)
+    put(config.patch_bias, "embed.patch.bias", d)
+    norm("embed.norm", d, config.embed_norm)
+    for i in range(config.depth):
+        block = f"blocks.{i}"
+        norm(f"{block}.norm1", d)
+        for part, bias in (("q", config.q_bias), ("k", config.k_bias), ("v", config.v_bias)):
+            linear(f"{block}.attn.{part}", a, d, bias)
+        # The head width is a fact, so a tensor that has it is only looked up when it exists.
+        for part in ("q_norm", "k_norm") if config.qk_norm else ():
+            norm(f"{block}.attn.{part}", config.head_width, bias=config.qk_norm_bias)
+        norm(f"{block}.attn.norm", a, config.attn_norm)
+        linear(f"{block}.attn.out", d, a, config.out_bias)
+        put(config.layer_scale, f"{block}.ls1", d)
+        norm(f"{block}.norm2", d)
+        linear(f"{block}.mlp.up", m, d, config.mlp_bias)
+        linear(f"{block}.mlp.gate", m, d, config.mlp_bias, config.gated)
+        norm(f"{block}.mlp.norm", m, config.mlp_norm)
+        linear(f"{block}.mlp.down", d, m, config.mlp_bias)
+        put(config.layer_scale, f"{block}.ls2", d)
+    norm("trunk_norm", d, config.trunk_norm)
+    norm("norm", d, config.norm)
+    norm("pool.norm", d, config.pool_norm)
+    linear("pool.dense", d, d, True, config.pool_dense)
+    linear("head", config.classes, d, config.head_bias, config.classes)
+    linear("head_dist", config.classes_dist, d, config.head_bias, config.classes_dist)
+    return out
+
+
+def compare(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return one line per template that differs, layers collapsed; empty when both are the same."""
+    lines: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*expected, *found]):
+        want, have = expected.get(name), found.get(name)
+        if want == have:
+            continue
+        if have is None:
+            text = f"missing, expected {list(want or ())}"
+        elif want is None:
+            text = f"{list(have)} is not expected"
+        else:
+            text = f"{list(have)}, expected {list(want)}"
+        layer = layer_of(name)
+        lines.setdefault(f"{template_of(name)}: {text}", []).append("" if layer is None else str(layer))
+    return [line + (f" (layers {', '.join(where)})" if where[0] else "") for line, where in lines.items()]
