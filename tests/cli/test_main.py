@@ -1,0 +1,136 @@
+"""What the command line does with what a verb returns and raises: exit codes, one message on stderr, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from vitconv import __version__, errors
+from vitconv.cli import main
+
+COMMAND = [sys.executable, "-c", "from vitconv.cli.main import main; main()"]
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch):
+    """Put a verb `probe` in place that does what the test says."""
+
+    def put(body) -> None:
+        command = click.command("probe")(body)
+        monkeypatch.setattr(main, "verbs", lambda: ["list", "probe"])
+        monkeypatch.setattr(main.VerbGroup, "get_command", lambda self, ctx, name: command)
+
+    return put
+
+
+def raising(error: BaseException):
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_what_a_verb_returns_is_the_exit_code(verb, returned: int | None, code: int) -> None:
+    verb(lambda: returned)
+    assert main.run(["probe"]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("no such axis 'z'"), 2),
+        (errors.LayoutError("rule 3 is not one to one"), 2),
+        (errors.NotRecognised("closest: timm"), 1),
+        (errors.Refused("2 tensors would be lost"), 3),
+        (errors.Ambiguous("timm or deit; say --from"), 3),
+        (errors.BadFile("header ends after 7 bytes"), 3),
+        (click.BadParameter("no"), 2),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_is_one_message_and_its_exit_code(verb, capsys, error: Exception, code: int) -> None:
+    verb(raising(error))
+    assert main.run(["probe"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert str(error) in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_interrupt_is_130_and_silent(verb, capsys) -> None:
+    verb(raising(KeyboardInterrupt()))
+    assert main.run(["probe"]) == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.strip() == "interrupted"
+
+
+def test_operating_system_error_names_the_file(verb, capsys) -> None:
+    verb(lambda: Path("no/such/file").read_bytes())
+    assert main.run(["probe"]) == 2
+    assert capsys.readouterr().err == "error: no/such/file: No such file or directory\n"
+
+
+def test_unexpected_error_asks_for_a_report(verb, capsys) -> None:
+    verb(raising(ZeroDivisionError("division by zero")))
+    assert main.run(["probe"]) == main.CRASHED
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: unexpected ZeroDivisionError: division by zero\n")
+    assert f"vitconv {__version__}" in captured.err
+    assert "VITCONV_DEBUG=1" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_unexpected_error_shows_the_traceback_when_asked(verb, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCONV_DEBUG", "1")
+    verb(raising(ZeroDivisionError("division by zero")))
+    assert main.run(["probe"]) == main.CRASHED
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["lsit"], "error: unknown verb 'lsit'. Did you mean 'list'?"),
+        (["list", "dialect"], "error: Invalid value"),
+        (["list", "--jsno"], "error: No such option"),
+    ],
+    ids=["verb", "choice", "option"],
+)
+def test_wrong_usage_is_2_and_points_to_the_help(capsys, arguments: list[str], expected: str) -> None:
+    assert main.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(expected)
+    assert "--help'." in captured.err
+
+
+def test_version() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"vitconv {__version__}\n"
+
+
+def test_without_a_verb_the_help_is_shown() -> None:
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Usage: vitconv" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
+def test_a_closed_pipe_is_quiet() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == main.PIPE_CLOSED
+    assert said == b""

@@ -1,0 +1,34 @@
+"""Options that several verbs share: `--json` and `--report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def _report_path(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    # Before the work, not after: a long run must not end in a report that cannot be written.
+    from vitconv.report.output import SUFFIXES
+
+    if value is None:
+        return None
+    if value.suffix.lower() not in SUFFIXES:
+        raise click.BadParameter(
+            f"{str(value)!r} ends in none of the known forms: {', '.join(SUFFIXES)}", ctx=ctx, param=param
+        )
+    if not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"the folder {str(value.parent)!r} does not exist", ctx=ctx, param=param)
+    return value
+
+
+report_option = click.option(
+    "--report",
+    "report_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_report_path,
+    metavar="FILE",
+    help="Also write the report to a file: .html, .json, .md, .txt, or .xml (JUnit).",
+)

@@ -1,0 +1,163 @@
+"""The `vitconv` command: it lists its folder for verbs, runs one, and turns errors into one message and an exit code.
+
+A verb is a file `vitconv/cli/<verb>.py` with a click command named `command`; what it returns is the exit code, None
+being 0. The first line of its docstring is its line in `--help`, which imports no verb. A file that starts with an
+underscore, and the two of `_NOT_VERBS`, are no verbs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from vitconv import __version__
+from vitconv.errors import VitconvError
+from vitconv.registry import summary, unknown
+
+DEBUG = "VITCONV_DEBUG"
+
+# Set by the script of `vitconv completion` while a word is being completed.
+COMPLETE = "_VITCONV_COMPLETE"
+
+# Outside the codes of the answers (0..3): what a shell gives for an interrupt and for a closed pipe, and what
+# sysexits.h calls an internal software error.
+INTERRUPTED, PIPE_CLOSED, CRASHED = 130, 141, 70
+
+_FOLDER = Path(__file__).parent
+_NOT_VERBS = frozenset({"main", "docs"})
+
+
+class VerbGroup(click.Group):
+    """A group whose commands are the files of a folder."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the verbs by reading the folder."""
+        return verbs()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the one verb that is asked for."""
+        if cmd_name not in verbs():
+            return None
+        command = import_module(f"vitconv.cli.{cmd_name.replace('-', '_')}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the closest verb where the given one is unknown."""
+        if args and not args[0].startswith("-") and args[0] not in verbs():
+            ctx.fail(str(unknown("verb", args[0], verbs())))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one line per verb, from the source and without importing any."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, verb_summary(verb)) for verb in verbs()])
+
+
+def verbs() -> list[str]:
+    """List the names of the verbs, sorted."""
+    stems = (path.stem for path in _FOLDER.glob("*.py"))
+    return sorted(stem.replace("_", "-") for stem in stems if stem[0] != "_" and stem not in _NOT_VERBS)
+
+
+def verb_summary(verb: str) -> str:
+    """Return the verb's line in the help of the group."""
+    return summary(_FOLDER / f"{verb.replace('-', '_')}.py")
+
+
+@click.group(
+    cls=VerbGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done or yes, 1 the answer is no, 2 wrong usage, 3 refused or undecided. "
+    "Results go to stdout, progress and warnings to stderr.",
+)
+@click.version_option(__version__, prog_name="vitconv", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Move Vision Transformer checkpoints between codebases, and prove that both sides compute the same function."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; an error is one message on stderr, never a traceback.
+
+    Set the environment variable VITCONV_DEBUG to 1 for the traceback of an unexpected error.
+    """
+    try:
+        code = _answer(list(sys.argv[1:] if arguments is None else arguments))
+        # Here, not at exit, where a closed pipe could not be caught.
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        _say(error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            click.echo(f"See '{error.ctx.command_path} --help'.", err=True)
+        return error.exit_code
+    except VitconvError as error:
+        _say(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, EOFError, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return PIPE_CLOSED
+    except OSError as error:
+        # Of the operating system and with a file: the user's to mend, not a fault of the program.
+        if error.filename is None:
+            return _crashed(error)
+        _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return 2
+    except Exception as error:
+        return _crashed(error)
+    return code
+
+
+def _answer(arguments: list[str]) -> int:
+    # Not `cli.main`: it makes a closed pipe exit code 1, which here says that the answer is no.
+    instruction = os.environ.get(COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "vitconv", COMPLETE, instruction)
+    try:
+        with cli.make_context("vitconv", arguments) as context:
+            code = cli.invoke(context)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str) -> None:
+    click.echo(click.style("error:", fg="red", bold=True) + f" {message}", err=True)
+
+
+def _crashed(error: Exception) -> int:
+    if os.environ.get(DEBUG) == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    lines = str(error).splitlines()
+    _say(
+        f"unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}\n"
+        f"This is a fault of vitconv {__version__}. Please report it, with the output of the same command under "
+        f"{DEBUG}=1."
+    )
+    return CRASHED
+
+
+def _silence_stdout() -> None:
+    # The reader is gone; the interpreter would flush once more at exit and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
