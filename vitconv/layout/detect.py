@@ -59,9 +59,14 @@ def _ambiguous(fitting: list[Match]) -> Ambiguous:
     for choice in fitting[0].dialect.choices:
         options = list(dict.fromkeys(m.variant.names[choice.name] for m in fitting))
         if len(options) > 1:
-            how = "; ".join(f"{o}: {_sizes(next(m for m in fitting if m.variant.names[choice.name] == o), fitting)}" for o in options)
+            how = "; ".join(
+                f"{o}: {_sizes(next(m for m in fitting if m.variant.names[choice.name] == o), fitting)}"
+                for o in options
+            )
             grid = " or --set grid=HxW" if choice.square else ""
-            lines.append(f"{choice.name} may be {' or '.join(options)} ({how}); say which with --set from.{choice.name}={'|'.join(options)}{grid}")
+            lines.append(
+                f"{choice.name} may be {' or '.join(options)} ({how}); say which with --set from.{choice.name}={'|'.join(options)}{grid}"
+            )
     return Ambiguous(f"the tensors fit {names[0]} in more than one way:\n  " + "\n  ".join(lines))
 
 
@@ -77,7 +82,9 @@ def _unrecognised(header: Header, closest: list[Match]) -> NotRecognised | Refus
         return NotRecognised("there is no dialect to compare with")
     m = min(closest, key=lambda m: (m.badness, -len(m.bound)))
     reasons = [
-        f"{r.reason} ({_list(hit)})" for r in m.dialect.forbids if (hit := [k for k in m.unknown if re.search(r.pattern, k)])
+        f"{r.reason} ({_list(hit)})"
+        for r in m.dialect.forbids
+        if (hit := [k for k in m.unknown if re.search(r.pattern, k)])
     ]
     if reasons and m.bound:
         return Refused(f"this is {m.dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))

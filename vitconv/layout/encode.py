@@ -110,7 +110,10 @@ def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[
             continue
         fills = dict(item.entry.fill)
         layers = _wanted(item, depth)
-        parts = [(p, set(range(depth)) if item.entry.scanned else (set(layers) if "{i}" in p else {None})) for p in item.parts]
+        parts = [
+            (p, set(range(depth)) if item.entry.scanned else (set(layers) if "{i}" in p else {None}))
+            for p in item.parts
+        ]
         present = [layer <= have.get(p, set()) for p, layer in parts]
         any_there = any(layer & have.get(p, set()) for p, layer in parts)
         if all(ok or p in fills for ok, (p, _) in zip(present, parts, strict=True)) and any(present):
@@ -177,7 +180,9 @@ def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[st
     for name in dict.fromkeys(n for v in candidates for n in contradictions(v, facts)):
         can = dict.fromkeys(x for v in candidates for x in sorted(map(str, _values(v.implies.get(name)))))
         here = " or ".join(sorted(map(str, _values(facts[name]))))
-        lines.append(f"{name.replace('_', ' ')}: {here} here, but {dialect.title} computes {' or '.join(can)}")
+        lines.append(
+            f"{name.replace('_', ' ')}: {here} here, but {dialect.title} computes {' or '.join(can)}"
+        )
     return f"{dialect.name} cannot compute this function:\n  " + "\n  ".join(lines)
 
 

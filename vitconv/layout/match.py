@@ -63,8 +63,14 @@ class Header:
             here = {i: k for i, k in keys.items() if i in want}
             absent = [i for i in want if i not in here]
             lacks = absent and (here or not item.optional)
-            missing = [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
-            bound = [] if isinstance(item.entry, Const) else [bind(item, key, i, depth) for i, key in here.items()]
+            missing = (
+                [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
+            )
+            bound = (
+                []
+                if isinstance(item.entry, Const)
+                else [bind(item, key, i, depth) for i, key in here.items()]
+            )
             self._covered[memo] = Covered(frozenset(here.values()), tuple(missing), tuple(bound))
         return self._covered[memo]
 
@@ -182,7 +188,9 @@ def bind(item: Item, key: str, layer: int | None, depth: int) -> Bound:
     entry = item.entry
     assert isinstance(entry, Rule)
     if entry.scanned:
-        return Bound(key, entry, None, tuple(p.replace("{i}", str(i)) for i in range(depth) for p in item.parts))
+        return Bound(
+            key, entry, None, tuple(p.replace("{i}", str(i)) for i in range(depth) for p in item.parts)
+        )
     names = item.parts if layer is None else tuple(p.replace("{i}", str(layer)) for p in item.parts)
     return Bound(key, entry, layer, names)
 
@@ -230,7 +238,16 @@ def _plausible(n: int, *, first: bool) -> bool:
 
 def _noted(m: Match, note: str) -> Match:
     return Match(
-        m.variant, m.depth, m.bound, m.sizes, m.unknown, m.missing, m.conflict, m.copies, m.consts, (*m.notes, note)
+        m.variant,
+        m.depth,
+        m.bound,
+        m.sizes,
+        m.unknown,
+        m.missing,
+        m.conflict,
+        m.copies,
+        m.consts,
+        (*m.notes, note),
     )
 
 

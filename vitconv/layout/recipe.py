@@ -104,19 +104,25 @@ def compose(src: View, dst: View) -> Piece:
         LayoutError: the two sides cut an axis at places that do not nest.
     """
     if len(src.dims) != len(dst.dims):
-        raise LayoutError(f"{src.tensor} and {dst.tensor} see one tensor with {len(src.dims)} and {len(dst.dims)} axes")
+        raise LayoutError(
+            f"{src.tensor} and {dst.tensor} see one tensor with {len(src.dims)} and {len(dst.dims)} axes"
+        )
     box = [t for a, b in zip(src.dims, dst.dims, strict=True) for t in _refine(a, b, src, dst)]
     return Piece(src.tensor, src.offset, dst.offset, _merge(sorted(box, key=lambda t: -t[2])))
 
 
-def _refine(a: tuple[Factor, ...], b: tuple[Factor, ...], src: View, dst: View) -> Iterator[tuple[int, int, int]]:
+def _refine(
+    a: tuple[Factor, ...], b: tuple[Factor, ...], src: View, dst: View
+) -> Iterator[tuple[int, int, int]]:
     """Cut two factorings of one axis at their common places, from the inside out."""
     left, right = list(a), list(b)
     while left and right:
         (n, s), (m, d) = left.pop(), right.pop()
         g = math.gcd(n, m)
         if g != min(n, m):
-            raise LayoutError(f"{src.tensor} and {dst.tensor} cut an axis into {n} and {m}, which do not nest")
+            raise LayoutError(
+                f"{src.tensor} and {dst.tensor} cut an axis into {n} and {m}, which do not nest"
+            )
         yield g, s, d
         if n > g:
             left.append((n // g, s * g))

@@ -186,7 +186,9 @@ def rule(
     return (made,)
 
 
-def linear(whole: str, part: str, axes: str, *, optional: bool = False, layers: str = "all", bias: bool | None = True) -> tuple[Rule, ...]:
+def linear(
+    whole: str, part: str, axes: str, *, optional: bool = False, layers: str = "all", bias: bool | None = True
+) -> tuple[Rule, ...]:
     """Build weight and bias of a linear layer, `axes` as `out in`; `bias=None` leaves it out, False makes it optional."""
     first = axes.split()[0]
     out = rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}", optional=optional, layers=layers)
@@ -196,7 +198,9 @@ def linear(whole: str, part: str, axes: str, *, optional: bool = False, layers: 
     return out + rule(f"{whole}.bias: {first}", f"{part}.bias: {first}", optional=may, layers=layers)
 
 
-def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all") -> tuple[Rule, ...]:
+def norm(
+    whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all"
+) -> tuple[Rule, ...]:
     """Build weight and bias of a norm over `axis`."""
     return tuple(
         r
@@ -260,6 +264,8 @@ def _check(r: Rule, text: str) -> None:
         want = sorted(common + [x for x in terms[j : j + 1] if x != "1"])
         if sorted(atoms(p.axes)) != want:
             found = show_axes(p.axes)
-            raise LayoutError(f"not the same elements: {p.key} has axes {found}, the whole gives {' '.join(want)}: {r}")
+            raise LayoutError(
+                f"not the same elements: {p.key} has axes {found}, the whole gives {' '.join(want)}: {r}"
+            )
         if any(a.joined for a in p.axes):
             raise LayoutError(f"a sum belongs to the whole: {r}")

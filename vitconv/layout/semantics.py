@@ -137,7 +137,9 @@ def _convert(kind: Any, value: Any) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+            str(value).lower()
+        ]
     if isinstance(value, bool):
         raise TypeError
     if kind is int:

@@ -1,0 +1,311 @@
+"""The plan of a conversion: every output tensor, where its elements come from, and what would be lost.
+
+It is made from headers alone. `prove` checks that no element is lost or used twice, before a byte is read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitconv.errors import LayoutError, Refused
+from vitconv.layout.canonical import template_of
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
+from vitconv.layout.match import Match, collapse
+from vitconv.layout.network import Cell, Made, Network
+from vitconv.layout.recipe import Piece, View, compose, tiles, view_of
+from vitconv.layout.rule import Const
+from vitconv.layout.shape import shape_of
+from vitconv.layout.unify import Bound, unify_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One tensor to write: its pieces in target order, or the constant it is."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    parts: tuple[str, ...] = ()
+    const: Const | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole conversion.
+
+    Attributes:
+        source: how the file was read; target: how it will be written.
+        network: the canonical tensors after the edits.
+        targets: tensors to write, in the order of the source file.
+        sizes: axis sizes of the target.
+        residue: canonical tensors that have no place in the target.
+        equal: pairs of canonical tensors that the target holds once and that must be the same bits.
+    """
+
+    source: Match
+    target: Encoding
+    network: Network
+    targets: tuple[Target, ...]
+    sizes: Mapping[str, int]
+    residue: tuple[Cell, ...] = ()
+    equal: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def byte_copy(self) -> bool:
+        """True when nothing is computed."""
+        return all(not p.source.startswith("=") for t in self.targets for p in t.pieces) and all(
+            t.const is None for t in self.targets
+        )
+
+
+def plan(
+    source: Match,
+    network: Network,
+    target: Dialect,
+    *,
+    wanted: Mapping[str, str] | None = None,
+    given: Mapping[str, int] | None = None,
+    order: Sequence[str] | None = None,
+) -> Plan:
+    """Return the plan that carries `network` into `target`.
+
+    Args:
+        source: how the file was read.
+        network: what it holds, after edits.
+        target: the dialect to write.
+        wanted: options of the target told by the user.
+        given: axis sizes told by the user.
+        order: the keys of the file in file order, which the targets follow.
+
+    Raises:
+        Refused: the target computes another function, a fact that decides this is unknown, or tensors are lacking.
+        LayoutError: an axis the target needs (such as `h`) is not known.
+    """
+    facts: dict[str, Any] = {**network.open, **network.facts.known()}
+    said = encode(target, network.shapes, network.depth, facts, wanted)
+    _need_all(target, said, network)
+    _need_facts(target, said, facts)
+    sizes = unify_parts(said.bound, network.shapes, given)
+    filled = _filled(network, said, sizes)
+    targets = [_target(b, filled, sizes) for b in said.bound]
+    by_key = {t.key: t for t in targets}
+    targets += [
+        Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()
+    ]
+    targets += [Target(k, c.dtype, shape_of(c.axes, sizes), (), (), c) for k, c in said.consts.items()]
+    rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
+    targets.sort(
+        key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0))
+    )
+    residue = tuple(filled.cells[n] for n in said.residue)
+    equal = tuple(
+        (name, of)
+        for tie in said.variant.ties
+        for i in range(network.depth)
+        for part in tie.parts
+        if (name := part.replace("{i}", str(i))) in filled.cells
+        and (of := tie.of.replace("{i}", str(i))) in filled.cells
+    )
+    return Plan(source, said, filled, tuple(targets), sizes, residue, equal, source.notes)
+
+
+def _need_all(target: Dialect, said: Encoding, network: Network) -> None:
+    if not said.missing:
+        return
+    lacking = dict.fromkeys(n for names in said.missing.values() for n in names)
+    how = ", ".join(f"{k}={v}" for k, v in said.variant.names.items())
+    raise Refused(
+        f"{target.name}{f' ({how})' if how else ''} needs tensors that this network does not have:\n"
+        f"  to write: {', '.join(collapse(said.missing))}\n"
+        f"  lacking: {', '.join(collapse(lacking))}\n"
+        f"  make them up with --edit fill:NAME=0, or choose another variant with --set CHOICE=OPTION"
+    )
+
+
+def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:
+    open_facts = undecided(said.variant, facts)
+    if open_facts:
+        name, value = next(iter(open_facts.items()))
+        raise Refused(
+            f"{target.title} computes {name.replace('_', ' ')} = {value}, and this file does not say whether it does too;"
+            f" say --set {name}={str(value).lower() if isinstance(value, bool) else value} if so"
+            + (" (or --set release=X.Y.Z of the library that wrote it)" if name == "kv_normalised" else "")
+        )
+
+
+def _filled(network: Network, said: Encoding, sizes: Mapping[str, int]) -> Network:
+    """Return the network with the tensors that the target asks for and the function does not feel."""
+    for b in said.bound:
+        present = [network.cells[n] for n in b.parts if n in network.cells]
+        for j, name in enumerate(b.parts):
+            if name in said.fills and name not in network.cells:
+                shape = shape_of(b.rule.parts[0 if b.rule.scanned else j].axes, sizes)
+                network = network.with_made(name, _constant(said.fills[name], shape, present[0].dtype))
+    return network
+
+
+def _constant(value: float, shape: tuple[int, ...], dtype: str) -> Made:
+    def compute(_: Any) -> Any:
+        import numpy as np
+
+        return np.full(shape, value, np.float64 if dtype == "F64" else np.float32)
+
+    return Made(f"filled with {value:g}", (), shape, dtype, compute)
+
+
+def _target(b: Bound, network: Network, sizes: Mapping[str, int]) -> Target:
+    cells = [network.cells[n] for n in b.parts]
+    dtypes = {c.dtype for c in cells}
+    if len(dtypes) > 1:
+        which = ", ".join(f"{c.name} {c.dtype}" for c in cells)
+        raise Refused(f"{b.key} joins tensors of different dtypes ({which}); make them equal with --dtype")
+    pieces = tuple(compose(c.view, view_of(b, j, sizes)) for j, c in enumerate(cells))
+    return Target(b.key, cells[0].dtype, shape_of(b.rule.axes, b.env(sizes)), _joined(pieces), b.parts)
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Order pieces by target place and join plain runs that continue each other on both sides."""
+    out: list[Piece] = []
+    for p in sorted(pieces, key=lambda p: p.dst):
+        last = out[-1] if out else None
+        flat = last is not None and all(len(x.dims) <= 1 and x.run == x.numel for x in (last, p))
+        if last is not None and flat and last.source == p.source:
+            n = last.numel
+            if last.src + n == p.src and last.dst + n == p.dst:
+                out[-1] = Piece(p.source, last.src, last.dst, ((n + p.numel, 1, 1),))
+                continue
+        out.append(p)
+    return tuple(out)
+
+
+def prove(p: Plan, *, seed: int = 0) -> int:
+    """Check the plan and return the number of elements accounted for.
+
+    1. The canonical tensors of the source use every element of every tensor of the file exactly once.
+    2. The pieces of every target fill every element of it exactly once.
+    3. Every canonical tensor is written, left over and said so, or was consumed by an edit and said so.
+    4. Sampled elements go back where they came from by the target's own rule.
+
+    Raises:
+        LayoutError: the plan is wrong; nothing may be written.
+    """
+    count = _prove_source(p)
+    for t in p.targets:
+        numel = 1
+        for n in t.shape:
+            numel *= n
+        if t.const is None and not tiles(
+            [(x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces], numel
+        ):
+            raise LayoutError(f"the plan does not fill {t.key} exactly once")
+    written = {n for t in p.targets for n in t.parts}
+    tied = {a for a, _ in p.equal}
+    lost = set(p.network.cells) - written - tied - {c.name for c in p.residue}
+    if lost:
+        raise LayoutError(f"the plan forgets {', '.join(collapse(sorted(lost)))}")
+    _sample(p, random.Random(seed))
+    return count
+
+
+def _prove_source(p: Plan) -> int:
+    total = 0
+    for b in p.source.bound:
+        numel = 1
+        for n in shape_of(b.rule.axes, b.env(p.source.sizes)):
+            numel *= n
+        views = [view_of(b, j, p.source.sizes) for j in range(len(b.parts))]
+        if not tiles([(v.offset, tuple(f for axis in v.dims for f in axis)) for v in views], numel):
+            raise LayoutError(f"the rule of {b.key} does not use each of its elements exactly once")
+        total += numel
+    return total
+
+
+def _sample(p: Plan, rng: random.Random) -> None:
+    bounds = {b.key: b for b in p.target.bound}
+    for t in p.targets:
+        b = bounds.get(t.key)
+        for j, name in enumerate(b.parts if b else ()):
+            cell, home = p.network.cells[name], view_of(b, j, p.sizes) if b else None
+            if not cell.numel or home is None:
+                continue
+            for _ in range(4):
+                index = [rng.randrange(n) for n in cell.shape]
+                src, dst = _element(cell.view, index), _element(home, index)
+                if _source_of(t, dst) != (cell.view.tensor, src):
+                    raise LayoutError(f"element {index} of {name} does not come back from {t.key}")
+
+
+def _element(v: View, index: list[int]) -> int:
+    at = v.offset
+    for axis, k in zip(v.dims, index, strict=True):
+        for n, stride in reversed(axis):
+            at += k % n * stride
+            k //= n
+    return at
+
+
+def _source_of(t: Target, element: int) -> tuple[str, int] | None:
+    for x in t.pieces:
+        rest, src = element - x.dst, x.src
+        for n, s, d in x.dims:
+            k = min(rest // d, n - 1) if rest >= 0 else -1
+            if k < 0:
+                break
+            rest -= k * d
+            src += k * s
+        else:
+            if rest == 0:
+                return x.source, src
+    return None
+
+
+def residue_lines(p: Plan) -> list[str]:
+    """Return what would be lost, one line per kind."""
+    return explain_residue(p.target.variant.dialect, tuple(c.name for c in p.residue))
+
+
+def describe(p: Plan) -> list[dict[str, Any]]:
+    """Return one row per kind of target tensor, layers collapsed: source keys, what happens, target key, shape."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for t in p.targets:
+        sources = list(dict.fromkeys(_origin(p, x.source) for x in t.pieces)) or ["(constant)"]
+        tag = (template_of(t.parts[0]) if t.parts else t.key, str(t.shape))
+        row = rows.setdefault(
+            tag, {"from": [], "to": [], "shape": t.shape, "dtype": t.dtype, "how": _how(p, t), "n": 0}
+        )
+        row["from"] += sources
+        row["to"].append(t.key)
+        row["n"] += 1
+    return [
+        {**r, "from": ", ".join(collapse(dict.fromkeys(r["from"]))), "to": ", ".join(collapse(r["to"]))}
+        for r in rows.values()
+    ]
+
+
+def _origin(p: Plan, tag: str) -> str:
+    if not tag.startswith("="):
+        return tag
+    made = p.network.made[tag]
+    return ", ".join(dict.fromkeys(_origin(p, c.view.tensor) for c in made.inputs)) or f"({made.label})"
+
+
+def _how(p: Plan, t: Target) -> str:
+    if t.const is not None:
+        return "constant"
+    if any(x.source.startswith("=") for x in t.pieces):
+        return "; ".join(
+            dict.fromkeys(p.network.made[x.source].label for x in t.pieces if x.source.startswith("="))
+        )
+    if any(len(x.dims) > 1 for x in t.pieces):
+        return "transposed" if any(x.run == 1 for x in t.pieces) else "rows moved"
+    sources = {x.source for x in t.pieces}
+    if len(sources) > 1:
+        return f"joined from {len(sources)}"
+    whole = next((b for b in p.source.bound if b.key == t.pieces[0].source), None) if t.pieces else None
+    return "cut out" if whole and len(whole.parts) > 1 and len(t.parts) < len(whole.parts) else "copied"
