@@ -109,9 +109,7 @@ def choose(request: Request, backend: str = "auto", offers: Machine | None = Non
             )
         return Choice(request.kernel, "torch", "; ".join(obstacles))
     if backend == "auto" and request.device == "cpu":
-        return Choice(
-            request.kernel, "torch", "the tensors are on the CPU; the interpreter runs only when asked for"
-        )
+        return Choice(request.kernel, "torch", "the tensors are on the CPU; the interpreter runs only when asked for")
     return Choice(request.kernel, "triton", "asked for" if backend == "triton" else "supported")
 
 

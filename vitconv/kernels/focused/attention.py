@@ -35,16 +35,8 @@ class Focus:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, position: Tensor | None, focus: Focus) -> None:
     problems = []
-    if (
-        q.dim() != 3
-        or k.dim() != 3
-        or k.shape != v.shape
-        or q.shape[0] != k.shape[0]
-        or q.shape[2] != k.shape[2]
-    ):
-        problems.append(
-            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: expected [b t d], [b s d], [b s d]"
-        )
+    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        problems.append(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: expected [b t d], [b s d], [b s d]")
     if scale.numel() != q.shape[-1]:
         problems.append(f"scale {list(scale.shape)}: expected [1 1 {q.shape[-1]}]")
     if position is not None and tuple(position.shape) != (1, *k.shape[1:]):
@@ -67,9 +59,7 @@ def plan(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, position: Tensor | None
         same_device((q, k, v, scale, position)),
         f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}" if mixed else None,
         f"head width {e} is above {TRITON_HEAD_WIDTH}" if e > TRITON_HEAD_WIDTH else None,
-        "head width 33 to 64 in float32 does not fit the registers"
-        if e > 32 and q.dtype == torch.float32
-        else None,
+        "head width 33 to 64 in float32 does not fit the registers" if e > 32 and q.dtype == torch.float32 else None,
         f"width {width} is above {TRITON_WIDTH}" if width > TRITON_WIDTH else None,
         "an input is empty" if not (q.numel() and k.numel()) else None,
     )

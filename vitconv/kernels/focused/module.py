@@ -136,7 +136,7 @@ class FocusedLinearAttention(nn.Module):
         self.positional_encoding = nn.Parameter(torch.zeros(1, self.window[0] * self.window[1], dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Mix the tokens of x: [b t d], b counting windows; a shifted window's mask is ignored, as published."""
+        """Mix the tokens of x: [b t d], b counting windows; a shifted window's mask is ignored as published."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         y = mix(q, k, v, self.scale, self.positional_encoding, self.dwc, self.heads, self.window, self.form)
         return self.proj_drop(self.proj(y))
@@ -210,7 +210,7 @@ def from_stripes(x: Tensor, grid: Grid, stripe: Grid) -> Tensor:
 
 
 class StripeFocusedAttention(nn.Module):
-    """Attend linearly within stripes of the grid (FLatten-CSwin); q, k, v come from the block, which also projects.
+    """Attend linearly within stripes of the grid (FLatten-CSwin); the block makes q, k, v and projects.
 
     Keys: get_v [d 1 3 3], dwc [e 1 k k], scale, positional_encoding [1 (h w) d]. Upstream since e205a01 is
     right only where one stripe covers the grid (it reshapes stripes by the grid's token count), as in every
@@ -240,7 +240,7 @@ class StripeFocusedAttention(nn.Module):
         self.positional_encoding = nn.Parameter(torch.zeros(1, stripe[0] * stripe[1], dim))
 
     def forward(self, qkv: Tensor) -> Tensor:
-        """Mix qkv: [3 b (H W) d]; returns [b (H W) d]. The lepe branch `get_v` also stays within the stripe."""
+        """Mix qkv: [3 b (H W) d]; returns [b (H W) d]. The lepe branch `get_v` stays within the stripe, too."""
         q, k, v = (to_stripes(x, self.grid, self.stripe) for x in qkv.unbind(0))
         y = mix(q, k, v, self.scale, self.positional_encoding, self.dwc, self.heads, self.stripe, self.form)
         lepe = depthwise(v, self.stripe, self.get_v, 1)

@@ -122,7 +122,7 @@ def weigh_queries(rows: Rows, u: Tensor, heads: int, power: float, eps: float) -
     w = raise_power(y / m, power) * u
     top = torch.maximum(w.amax(dim=-1, keepdim=True), e).clamp_min(tiny)
     w, e = w / top, e / top
-    d = w.sum(dim=-1, keepdim=True) + e
+    d = (w.sum(dim=-1, keepdim=True) + e).clamp_min(tiny)
     return Queries(w / d, e / d)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ def original(
     kv, as einsum does.
     """
     q, k = (features(x, pe, scale, power, guard=guard) for x, pe in ((q, None), (k, position)))
-    return join_heads(_aggregate(*(split_heads(x, heads) for x in (q, k, v)), eps))
+    return join_heads(_aggregate(split_heads(q, heads), split_heads(k, heads), split_heads(v, heads), eps))
 
 
 def autocast_off(
@@ -110,8 +110,8 @@ def autocast_off(
     """
     q, k = (features(x, pe, scale, power, guard=guard) for x, pe in ((q, None), (k, position)))
     with torch.autocast(device_type=q.device.type, enabled=False):
-        wide = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
-        return join_heads(_aggregate(*(split_heads(x, heads) for x in wide), eps))
+        q, k, v = (split_heads(x if x.dtype == torch.float64 else x.float(), heads) for x in (q, k, v))
+        return join_heads(_aggregate(q, k, v, eps))
 
 
 def divided(
@@ -132,7 +132,8 @@ def divided(
     function. Source: the reporter's second message in FLatten-Transformer issue 15.
     """
     q, k = (features(x, pe, scale, power, guard=guard) for x, pe in ((q, None), (k, position)))
-    return join_heads(_aggregate(*(split_heads(x, heads) for x in (q, k, v)), eps, shrink=64.0))
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    return join_heads(_aggregate(q, k, v, eps, shrink=64.0))
 
 
 def simplified(
@@ -153,7 +154,8 @@ def simplified(
     branch is left out. Source: SimplifiedFocusedLinearAttention in FLatten-Transformer issue 15.
     """
     q, k = (F.normalize(F.relu(x) ** power, dim=-1) for x in (q, k))
-    return join_heads(_aggregate(*(split_heads(x, heads) for x in (q, k, F.relu(v))), eps, shrink=64.0))
+    q, k, v = (split_heads(x, heads) for x in (q, k, F.relu(v)))
+    return join_heads(_aggregate(q, k, v, eps, shrink=64.0))
 
 
 def upstream_fix(
@@ -179,7 +181,7 @@ def upstream_fix(
     return join_heads(q @ ((k.transpose(-2, -1) * root) @ (v * root)) * z)
 
 
-def unguarded(*args: Tensor | None, **settings: float) -> Tensor:
+def unguarded(*args: Any, **settings: Any) -> Tensor:
     """Run `original` without the row-maximum guard, as flatten_pvt, flatten_pvt_v2 and flatten_cswin were."""
     return original(*args, guard=False, **settings)
 
