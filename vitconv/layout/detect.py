@@ -59,14 +59,11 @@ def _ambiguous(fitting: list[Match]) -> Ambiguous:
     for choice in fitting[0].dialect.choices:
         options = list(dict.fromkeys(m.variant.names[choice.name] for m in fitting))
         if len(options) > 1:
-            how = "; ".join(
-                f"{o}: {_sizes(next(m for m in fitting if m.variant.names[choice.name] == o), fitting)}"
-                for o in options
-            )
+            firsts = {o: next(m for m in fitting if m.variant.names[choice.name] == o) for o in options}
+            how = "; ".join(f"{o}: {_sizes(m, fitting)}" for o, m in firsts.items())
             grid = " or --set grid=HxW" if choice.square else ""
-            lines.append(
-                f"{choice.name} may be {' or '.join(options)} ({how}); say which with --set from.{choice.name}={'|'.join(options)}{grid}"
-            )
+            say = f"--set from.{choice.name}={'|'.join(options)}{grid}"
+            lines.append(f"{choice.name} may be {' or '.join(options)} ({how}); say which with {say}")
     return Ambiguous(f"the tensors fit {names[0]} in more than one way:\n  " + "\n  ".join(lines))
 
 

@@ -180,9 +180,7 @@ def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[st
     for name in dict.fromkeys(n for v in candidates for n in contradictions(v, facts)):
         can = dict.fromkeys(x for v in candidates for x in sorted(map(str, _values(v.implies.get(name)))))
         here = " or ".join(sorted(map(str, _values(facts[name]))))
-        lines.append(
-            f"{name.replace('_', ' ')}: {here} here, but {dialect.title} computes {' or '.join(can)}"
-        )
+        lines.append(f"{name.replace('_', ' ')}: {here} here, but {dialect.title} computes {' or '.join(can)}")
     return f"{dialect.name} cannot compute this function:\n  " + "\n  ".join(lines)
 
 

@@ -63,14 +63,8 @@ class Header:
             here = {i: k for i, k in keys.items() if i in want}
             absent = [i for i in want if i not in here]
             lacks = absent and (here or not item.optional)
-            missing = (
-                [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
-            )
-            bound = (
-                []
-                if isinstance(item.entry, Const)
-                else [bind(item, key, i, depth) for i, key in here.items()]
-            )
+            missing = [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
+            bound = [] if isinstance(item.entry, Const) else [bind(item, key, i, depth) for i, key in here.items()]
             self._covered[memo] = Covered(frozenset(here.values()), tuple(missing), tuple(bound))
         return self._covered[memo]
 
@@ -138,9 +132,7 @@ def readings(
 
 def _cover(variant: Variant, header: Header) -> Match:
     """Match names only."""
-    stand_in = {
-        item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)
-    }
+    stand_in = {item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)}
     depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=-1)
     explained: set[str] = set()
     missing: list[str] = []
@@ -169,11 +161,12 @@ def _unmet(variant: Variant, bound: list[Bound]) -> list[str]:
     if not any(o.needs or o.without for o in variant.options):
         return []
     have = {template_of(name) for b in bound for name in b.parts}
-    return [
-        f"({o.name}: needs {', '.join(n for n in o.needs if n not in have) or 'no ' + ', '.join(n for n in o.without if n in have)})"
-        for o in variant.options
-        if any(n not in have for n in o.needs) or any(n in have for n in o.without)
-    ]
+    out = []
+    for o in variant.options:
+        lacks, extra = [n for n in o.needs if n not in have], [n for n in o.without if n in have]
+        if lacks or extra:
+            out.append(f"({o.name}: needs {', '.join(lacks) or 'no ' + ', '.join(extra)})")
+    return out
 
 
 def _expected(item: Item, depth: int) -> list[int | None]:
@@ -188,9 +181,7 @@ def bind(item: Item, key: str, layer: int | None, depth: int) -> Bound:
     entry = item.entry
     assert isinstance(entry, Rule)
     if entry.scanned:
-        return Bound(
-            key, entry, None, tuple(p.replace("{i}", str(i)) for i in range(depth) for p in item.parts)
-        )
+        return Bound(key, entry, None, tuple(p.replace("{i}", str(i)) for i in range(depth) for p in item.parts))
     names = item.parts if layer is None else tuple(p.replace("{i}", str(layer)) for p in item.parts)
     return Bound(key, entry, layer, names)
 
@@ -225,8 +216,8 @@ def _decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) ->
             continue
         likely = [m for j, m in enumerate(fitting) if _plausible(m.sizes.get(choice.square, 0), first=j == 0)]
         if len({m.variant.names[choice.name] for m in likely}) == 1:
-            n = likely[0].sizes[choice.square]
-            note = f"{choice.name}: read as {likely[0].variant.names[choice.name]!r}, since {n} patches make a square grid"
+            n, option = likely[0].sizes[choice.square], likely[0].variant.names[choice.name]
+            note = f"{choice.name}: read as {option!r}, since {n} patches make a square grid"
             fitting = [_noted(m, note) for m in likely]
     return fitting
 

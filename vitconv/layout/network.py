@@ -122,9 +122,9 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
     for t in match.variant.ties:
         for layer in range(match.depth):
             of = cells.get(t.of.replace("{i}", str(layer)))
-            for part in t.parts if of else ():
-                name = part.replace("{i}", str(layer))
-                cells[name] = dataclasses.replace(of, name=name)
+            if of is not None:
+                names = [part.replace("{i}", str(layer)) for part in t.parts]
+                cells |= {name: dataclasses.replace(of, name=name) for name in names}
     implied = match.variant.implies
     single = {k: v for k, v in implied.items() if not isinstance(v, tuple)}
     several = {k: v for k, v in implied.items() if isinstance(v, tuple)}

@@ -89,20 +89,16 @@ def plan(
     """
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
     said = encode(target, network.shapes, network.depth, facts, wanted)
-    _need_all(target, said, network)
+    _need_all(target, said)
     _need_facts(target, said, facts)
     sizes = unify_parts(said.bound, network.shapes, given)
     filled = _filled(network, said, sizes)
     targets = [_target(b, filled, sizes) for b in said.bound]
     by_key = {t.key: t for t in targets}
-    targets += [
-        Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()
-    ]
+    targets += [Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()]
     targets += [Target(k, c.dtype, shape_of(c.axes, sizes), (), (), c) for k, c in said.consts.items()]
     rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
-    targets.sort(
-        key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0))
-    )
+    targets.sort(key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0)))
     residue = tuple(filled.cells[n] for n in said.residue)
     equal = tuple(
         (name, of)
@@ -115,7 +111,7 @@ def plan(
     return Plan(source, said, filled, tuple(targets), sizes, residue, equal, source.notes)
 
 
-def _need_all(target: Dialect, said: Encoding, network: Network) -> None:
+def _need_all(target: Dialect, said: Encoding) -> None:
     if not said.missing:
         return
     lacking = dict.fromkeys(n for names in said.missing.values() for n in names)
@@ -133,7 +129,7 @@ def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> No
     if open_facts:
         name, value = next(iter(open_facts.items()))
         raise Refused(
-            f"{target.title} computes {name.replace('_', ' ')} = {value}, and this file does not say whether it does too;"
+            f"{target.title} computes {name.replace('_', ' ')} = {value}, but this file does not say whether it does too;\n "
             f" say --set {name}={str(value).lower() if isinstance(value, bool) else value} if so"
             + (" (or --set release=X.Y.Z of the library that wrote it)" if name == "kv_normalised" else "")
         )
@@ -200,9 +196,7 @@ def prove(p: Plan, *, seed: int = 0) -> int:
         numel = 1
         for n in t.shape:
             numel *= n
-        if t.const is None and not tiles(
-            [(x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces], numel
-        ):
+        if t.const is None and not tiles([(x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces], numel):
             raise LayoutError(f"the plan does not fill {t.key} exactly once")
     written = {n for t in p.targets for n in t.parts}
     tied = {a for a, _ in p.equal}
@@ -299,9 +293,7 @@ def _how(p: Plan, t: Target) -> str:
     if t.const is not None:
         return "constant"
     if any(x.source.startswith("=") for x in t.pieces):
-        return "; ".join(
-            dict.fromkeys(p.network.made[x.source].label for x in t.pieces if x.source.startswith("="))
-        )
+        return "; ".join(dict.fromkeys(p.network.made[x.source].label for x in t.pieces if x.source.startswith("=")))
     if any(len(x.dims) > 1 for x in t.pieces):
         return "transposed" if any(x.run == 1 for x in t.pieces) else "rows moved"
     sources = {x.source for x in t.pieces}

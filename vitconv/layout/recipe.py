@@ -7,12 +7,13 @@ long is a copy of byte ranges; any other is a gather. That each element is used 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitconv.errors import LayoutError
-from vitconv.layout.shape import Axis, Axes, places, shape_of
+from vitconv.layout.shape import Axes, Axis, places, shape_of
 from vitconv.layout.unify import Bound
 
 Factor = tuple[int, int]
@@ -104,25 +105,19 @@ def compose(src: View, dst: View) -> Piece:
         LayoutError: the two sides cut an axis at places that do not nest.
     """
     if len(src.dims) != len(dst.dims):
-        raise LayoutError(
-            f"{src.tensor} and {dst.tensor} see one tensor with {len(src.dims)} and {len(dst.dims)} axes"
-        )
+        raise LayoutError(f"{src.tensor} and {dst.tensor} see one tensor with {len(src.dims)} and {len(dst.dims)} axes")
     box = [t for a, b in zip(src.dims, dst.dims, strict=True) for t in _refine(a, b, src, dst)]
     return Piece(src.tensor, src.offset, dst.offset, _merge(sorted(box, key=lambda t: -t[2])))
 
 
-def _refine(
-    a: tuple[Factor, ...], b: tuple[Factor, ...], src: View, dst: View
-) -> Iterator[tuple[int, int, int]]:
+def _refine(a: tuple[Factor, ...], b: tuple[Factor, ...], src: View, dst: View) -> Iterator[tuple[int, int, int]]:
     """Cut two factorings of one axis at their common places, from the inside out."""
     left, right = list(a), list(b)
     while left and right:
         (n, s), (m, d) = left.pop(), right.pop()
         g = math.gcd(n, m)
         if g != min(n, m):
-            raise LayoutError(
-                f"{src.tensor} and {dst.tensor} cut an axis into {n} and {m}, which do not nest"
-            )
+            raise LayoutError(f"{src.tensor} and {dst.tensor} cut an axis into {n} and {m}, which do not nest")
         yield g, s, d
         if n > g:
             left.append((n // g, s * g))
@@ -184,7 +179,7 @@ def _join(boxes: list[tuple[int, tuple[Factor, ...]]]) -> list[tuple[int, tuple[
         same = [o for o, dims in boxes if dims == first[1]]
         if len(same) == len(boxes):
             step = same[1] - same[0]
-            if step <= 0 or any(b - a != step for a, b in zip(same, same[1:], strict=False)):
+            if step <= 0 or any(b - a != step for a, b in itertools.pairwise(same)):
                 return boxes
             return [(same[0], _sorted((*first[1], (len(same), step))))]
         merged = _along(boxes)

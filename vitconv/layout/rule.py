@@ -154,7 +154,7 @@ def rule(
     layers: str = "all",
     fill: Mapping[str, float] | None = None,
 ) -> tuple[Rule, ...]:
-    """Build the rule(s) of one line of the notation: several when both sides hold lists of equal length.
+    """Build the rules of one line of the notation, more than one when both sides hold lists of equal length.
 
     Raises:
         LayoutError: the notation is at fault (with a caret), or the two sides are not the same elements.
@@ -178,18 +178,17 @@ def rule(
     for text in parts:
         inner = _LIST.search(text)
         count = len(inner[1].split(",")) if inner else 1
-        for j in range(count):
-            sides.append(Part(*_side(_put(text, inner, j) if inner else text)))
+        sides += [Part(*_side(_put(text, inner, j) if inner else text)) for j in range(count)]
     filled = tuple((fill or {}).items())
     made = Rule(key, axes, tuple(sides), optional, layers, filled)
-    _check(made, whole)
+    _check(made)
     return (made,)
 
 
 def linear(
     whole: str, part: str, axes: str, *, optional: bool = False, layers: str = "all", bias: bool | None = True
 ) -> tuple[Rule, ...]:
-    """Build weight and bias of a linear layer, `axes` as `out in`; `bias=None` leaves it out, False makes it optional."""
+    """Build weight and bias of a linear layer, `axes` as `out in`; `bias` False makes it optional, None none."""
     first = axes.split()[0]
     out = rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}", optional=optional, layers=layers)
     if bias is None:
@@ -198,9 +197,7 @@ def linear(
     return out + rule(f"{whole}.bias: {first}", f"{part}.bias: {first}", optional=may, layers=layers)
 
 
-def norm(
-    whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all"
-) -> tuple[Rule, ...]:
+def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all") -> tuple[Rule, ...]:
     """Build weight and bias of a norm over `axis`."""
     return tuple(
         r
@@ -247,7 +244,7 @@ def _side(text: str) -> tuple[str, Axes]:
     return key.strip(), parse_axes(text, len(key) + 1)
 
 
-def _check(r: Rule, text: str) -> None:
+def _check(r: Rule) -> None:
     """Both sides must hold the same atoms, once each."""
     starred = any("*" in a.atoms for a in r.axes)
     terms = r.axes[r.joined].atoms if r.joined is not None else ()
@@ -255,7 +252,7 @@ def _check(r: Rule, text: str) -> None:
         raise LayoutError(f"'*' belongs to the whole, where the parts' index lives: {r}")
     if terms and len(terms) != len(r.parts):
         raise LayoutError(f"{len(terms)} terms are joined but there are {len(r.parts)} parts: {r}")
-    if starred != (len(r.parts) > 1 and not terms or r.scanned):
+    if starred != ((len(r.parts) > 1 and not terms) or r.scanned):
         raise LayoutError(f"several parts need a '*' or a '+' axis in the whole, one part needs none: {r}")
     if r.scanned and len(r.parts) > 1:
         raise LayoutError(f"a whole that stacks the layers takes one part: {r}")
@@ -264,8 +261,6 @@ def _check(r: Rule, text: str) -> None:
         want = sorted(common + [x for x in terms[j : j + 1] if x != "1"])
         if sorted(atoms(p.axes)) != want:
             found = show_axes(p.axes)
-            raise LayoutError(
-                f"not the same elements: {p.key} has axes {found}, the whole gives {' '.join(want)}: {r}"
-            )
+            raise LayoutError(f"not the same elements: {p.key} has axes {found}, the whole gives {' '.join(want)}: {r}")
         if any(a.joined for a in p.axes):
             raise LayoutError(f"a sum belongs to the whole: {r}")

@@ -119,7 +119,7 @@ def fact_value(name: str, value: Any) -> Any:
         raise UsageError(f"{name}={value!r}: expected {_describe(kind)}") from None
     if name in CHOICES and parsed not in CHOICES[name]:
         raise UsageError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}")
-    if kind is int and parsed <= 0 or (name.endswith("eps") and parsed < 0):
+    if (kind is int and parsed <= 0) or (name.endswith("eps") and parsed < 0):
         raise UsageError(f"{name}={value!r}: expected a positive number")
     return parsed
 
@@ -137,9 +137,7 @@ def _convert(kind: Any, value: Any) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-            str(value).lower()
-        ]
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
     if isinstance(value, bool):
         raise TypeError
     if kind is int:

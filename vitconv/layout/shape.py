@@ -52,9 +52,7 @@ def parse_axes(text: str, start: int = 0) -> Axes:
         m = _TOKEN.match(text, pos)
         if not m:
             at = pos + len(text[pos:]) - len(text[pos:].lstrip())
-            raise caret(
-                text, at, f"unexpected {text[at]!r}; an axis is a name, a number, * or a group in ( )"
-            )
+            raise caret(text, at, f"unexpected {text[at]!r}; an axis is a name, a number, * or a group in ( )")
         atom, mark, at, pos = m[1], m[2], m.start(m.lastindex or 0), m.end()
         if mark == "(":
             if group is not None:
@@ -90,9 +88,7 @@ def _check_once(axes: list[Axis], text: str, start: int) -> None:
         raise caret(text, start, "at most one axis may be a sum")
     for atom in (x for a in axes for x in a.atoms if not x.isdigit()):
         if atom in seen:
-            at = [
-                m.start() for m in re.finditer(rf"(?<!\w){re.escape(atom)}(?!\w)", text) if m.start() >= start
-            ]
+            at = [m.start() for m in re.finditer(rf"(?<!\w){re.escape(atom)}(?!\w)", text) if m.start() >= start]
             raise caret(text, at[-1] if at else start, f"axis {atom!r} stands twice")
         seen.add(atom)
 

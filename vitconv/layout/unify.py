@@ -109,9 +109,7 @@ def _step(eq: Equation, env: dict[str, int], why: dict[str, str]) -> bool:
     return True
 
 
-def _conflict(
-    eq: Equation, names: list[str], have: int, env: Mapping[str, int], why: Mapping[str, str]
-) -> str:
+def _conflict(eq: Equation, names: list[str], have: int, env: Mapping[str, int], why: Mapping[str, str]) -> str:
     x = next((x for x in reversed(names) if x in why), None)
     if x is None:
         return f"{eq.tensor}: {eq.n} where the layout has {have}"
