@@ -29,9 +29,7 @@ def randomise() -> Callable[..., nn.Module]:
     return _randomise
 
 
-def _timm_to_canonical(
-    tensors: dict[str, Tensor], registers: int = 0, gated: bool = False
-) -> dict[str, Tensor]:
+def _timm_to_canonical(tensors: dict[str, Tensor], registers: int = 0, gated: bool = False) -> dict[str, Tensor]:
     """Map tensors under timm's names; every step is a slice or a reshape, so gradients travel alike."""
     out: dict[str, Tensor] = {}
     prefix = [n for n in ("cls", "dist", "reg") if f"{n}_token" in tensors]

@@ -83,9 +83,7 @@ def test_the_state_dict_is_the_declared_shapes(config):
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_shapes_and_facts_give_the_configuration_back(name):
     config = CONFIGS[name]
-    assert config_from_shapes(config.shapes(), config.facts) == dataclasses.replace(
-        config, qk_norm_bias=config.qk_norm
-    )
+    assert config_from_shapes(config.shapes(), config.facts) == dataclasses.replace(config, qk_norm_bias=config.qk_norm)
 
 
 def test_bare_network_comes_back():

@@ -31,9 +31,7 @@ class Attention(nn.Module):
             self.k_norm = Norm(e, facts.qk_norm_eps or 0.0, kind, config.qk_norm_bias)
         else:
             self.q_norm = self.k_norm = nn.Identity()
-        self.norm = (
-            Norm(a, facts.norm_eps or 0.0, kind, config.norm_bias) if config.attn_norm else nn.Identity()
-        )
+        self.norm = Norm(a, facts.norm_eps or 0.0, kind, config.norm_bias) if config.attn_norm else nn.Identity()
         self.out = nn.Linear(a, d, bias=config.out_bias)
 
     def forward(self, queries: Tensor, others: Tensor) -> Tensor:

@@ -88,8 +88,7 @@ class ViTConfig:
         side = isqrt(self.positions)
         if side == 0 or side * side != self.positions:
             raise Refused(
-                f"the patch grid is unknown: {self.positions} positions are no square;"
-                " say --set grid=ROWSxCOLUMNS"
+                f"the patch grid is unknown: {self.positions} positions are no square; say --set grid=ROWSxCOLUMNS"
             )
         return side, side
 
@@ -149,9 +148,7 @@ def config_from_shapes(shapes: Mapping[str, tuple[int, ...]], facts: Semantics) 
     return config
 
 
-def _proven(
-    shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], facts: Semantics
-) -> Semantics:
+def _proven(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], facts: Semantics) -> Semantics:
     more: dict[str, object] = {}
     if "blocks.0.attn.q_norm.weight" in shapes:
         more["heads"] = shapes["blocks.0.attn.q.weight"][0] // shapes["blocks.0.attn.q_norm.weight"][0]
@@ -179,9 +176,7 @@ def missing_facts(config: ViTConfig) -> list[str]:
 def _check_complete(config: ViTConfig) -> None:
     missing = missing_facts(config)
     if missing:
-        lines = [
-            f"  {name}: {_NEEDED[name]}; say --set {name}={_EXAMPLE[name]} or what it is" for name in missing
-        ]
+        lines = [f"  {name}: {_NEEDED[name]}; say --set {name}={_EXAMPLE[name]} or what it is" for name in missing]
         raise Refused("the weights do not say, and the function needs:\n" + "\n".join(lines))
 
 
@@ -200,9 +195,7 @@ def _check_computable(config: ViTConfig) -> None:
     if facts.pooling == "token" and not config.cls:
         wrong.append("pooling=token, but there is no class token")
     if facts.norm_placement != "deepnorm" and facts.residual_alpha not in (None, 1.0):
-        wrong.append(
-            f"residual_alpha={facts.residual_alpha} belongs to deepnorm, not to {facts.norm_placement}"
-        )
+        wrong.append(f"residual_alpha={facts.residual_alpha} belongs to deepnorm, not to {facts.norm_placement}")
     if facts.norm_placement != "pre" and facts.kv_normalised is False:
         wrong.append(f"kv_normalised=false belongs to pre-norm, not to {facts.norm_placement}")
     if wrong:

@@ -35,11 +35,7 @@ class Embed(nn.Module):
         self.pos = row(config.positions > 0, config.positions, d)
         self.patch = nn.Conv2d(config.channels, d, config.patch, config.patch, bias=config.patch_bias)
         kind = facts.norm_kind or "layernorm"
-        self.norm = (
-            Norm(d, facts.embed_norm_eps or 0.0, kind, config.norm_bias)
-            if config.embed_norm
-            else nn.Identity()
-        )
+        self.norm = Norm(d, facts.embed_norm_eps or 0.0, kind, config.norm_bias) if config.embed_norm else nn.Identity()
 
     def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
         """Embed images: [b c height width], float; the stream is [b t d], t = prefix + n.

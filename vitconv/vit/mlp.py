@@ -23,9 +23,7 @@ class Mlp(nn.Module):
         self.up = nn.Linear(d, m, bias=bias)
         self.gate = nn.Linear(d, m, bias=bias) if config.gated else None
         kind = facts.norm_kind or "layernorm"
-        self.norm = (
-            Norm(m, facts.norm_eps or 0.0, kind, config.norm_bias) if config.mlp_norm else nn.Identity()
-        )
+        self.norm = Norm(m, facts.norm_eps or 0.0, kind, config.norm_bias) if config.mlp_norm else nn.Identity()
         self.down = nn.Linear(m, d, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -27,9 +27,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     foreign = sorted(name for name in shapes if template_of(name) not in SCHEMA)
     if foreign:
         raise Refused(f"not tensors of the plain ViT: {', '.join(foreign)}")
-    must = ["embed.patch.weight"] + [
-        f"{_BLOCK}{n}.weight" for n in ("attn.q", "attn.out", "mlp.up", "mlp.down")
-    ]
+    must = ["embed.patch.weight"] + [f"{_BLOCK}{n}.weight" for n in ("attn.q", "attn.out", "mlp.up", "mlp.down")]
     absent = [name for name in must if name not in shapes]
     if absent:
         raise Refused(f"a ViT needs {', '.join(absent)}")
