@@ -1,4 +1,4 @@
-"""Axes of a chart: the range that holds the values, the ticks a person would choose, and where a value falls."""
+"""Axes of a chart: a range that holds the values, ticks as a person would choose them, places of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Axis:
     labels: tuple[str, ...]
 
     def place(self, value: float) -> float:
-        """Return where the value falls, 0 at the low end and 1 at the high end; what is outside sits on the edge."""
+        """Return where the value falls, from 0 at the low end to 1 at the high one, never outside."""
         if self.log:
             value = math.log10(max(value, self.low))
             low, high = math.log10(self.low), math.log10(self.high)

@@ -1,4 +1,4 @@
-"""What a report is made of: a verdict, facts, sections of rows, charts. Values only; how they look is the renderers' part."""
+"""What a report is made of: a verdict, facts, sections of rows, charts. How they look is not said here."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Form = Literal["text", "code", "count", "bytes", "number", "ratio", "seconds", "
 _SEVERITY: tuple[Status, ...] = ("info", "skip", "ok", "warn", "fail")
 
 # Top-level names of the JSON form that a report's own data cannot take.
-RESERVED = frozenset(
-    {"schema", "schema_version", "title", "verdict", "facts", "sections", "environment", "command"}
-)
+RESERVED = frozenset({"schema", "schema_version", "title", "verdict", "facts", "sections", "environment", "command"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: a value per column, whether it is as it should be, and one sentence if there is more to say."""
+    """One row: a value per column, whether it is as it should be, and a sentence if there is more to say."""
 
     cells: tuple[Value, ...]
     status: Status = "info"
@@ -49,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A shaded range of a chart, such as what correct variants of one side reach: (x, low, high) from left to right."""
+    """A shaded range of a chart, such as what correct variants reach: (x, low, high) from left to right."""
 
     name: str
     points: tuple[tuple[float, float, float], ...]
@@ -89,9 +87,7 @@ class Section:
             raise ValueError(f"section {self.key!r}: column keys {keys} must be different, and not status or detail")
         for row in self.rows:
             if len(row.cells) != len(self.columns):
-                raise ValueError(
-                    f"section {self.key!r}: row {row.cells} has {len(row.cells)} cells, expected {len(self.columns)}"
-                )
+                raise ValueError(f"section {self.key!r}: expected {len(self.columns)} cells, got {row.cells}")
 
     @property
     def status(self) -> Status:
@@ -126,8 +122,8 @@ class Verdict:
 class Report:
     """One whole answer of one verb.
 
-    `schema` and `version` name the JSON form, which changes only together with the version. `data` adds top-level
-    names to the JSON. `sides` names the values of the facts when there is more than one.
+    `schema` and `version` name the JSON form, which changes only together with the version. `data` adds
+    top-level names to the JSON. `sides` names the values of the facts when there is more than one.
 
     Raises:
         ValueError: `data` takes a reserved name, or a fact has not one value per side.

@@ -5,11 +5,13 @@ The form, which `schema` and `schema_version` name:
 - `schema`, `schema_version`, `title`, `command`: text, and a number for the version
 - `verdict`: null, or `word`, `status` (ok, info, skip, warn, fail) and `sentence`
 - `facts`: label to value, or label to an object with one value per side
-- `sections`: a list of `key`, `title`, `status`, `rows` (column key to value, `status`, `detail`), `notes`, `charts`
+- `sections`: a list of `key`, `title`, `status`, `rows` (column key to value, `status`, `detail`), `notes`,
+  `charts`
 - `environment`: label to value
 - and what the verb adds at the top level
 
-A number that is not finite is the text "NaN", "Infinity" or "-Infinity": strict readers refuse the bare words.
+A number that is not finite is the text "NaN", "Infinity" or "-Infinity": strict readers refuse the bare
+words.
 """
 
 from __future__ import annotations

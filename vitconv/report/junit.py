@@ -21,7 +21,13 @@ def as_junit(report: Report) -> str:
     root = Element("testsuites", name=written(report.title))
     if report.verdict:
         suite = SubElement(root, "testsuite", name="verdict")
-        _case(suite, "verdict", written(report.verdict.word), report.verdict.status, written(report.verdict.sentence))
+        _case(
+            suite,
+            "verdict",
+            written(report.verdict.word),
+            report.verdict.status,
+            written(report.verdict.sentence),
+        )
         _count(suite)
     for section in report.sections:
         suite = SubElement(root, "testsuite", name=written(section.title))

@@ -18,8 +18,8 @@ PATIENCE_S = 0.5
 def progress_bar(label: str, *, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that is told (bytes done, bytes in all) as work goes on.
 
-    A bar appears when the work has gone on for half a second and the stream, stderr unless given, is a terminal; short
-    work and logs see nothing, and rich is imported only then.
+    A bar appears when the work has gone on for half a second and the stream, stderr unless given, is a
+    terminal; short work and logs see nothing, and rich is imported only then.
     """
     stream = stream if stream is not None else sys.stderr
     if not stream.isatty():

@@ -1,7 +1,8 @@
 """Draw a chart as an SVG that stands inside a page and takes its colours from the page.
 
-A plotting library would be the heaviest dependency of the package, would fix the colours of one of light and dark, and
-would write text as outlines that nobody can search or copy. A line chart with a band needs little.
+A plotting library would be the heaviest dependency of the package, would fix the colours of one of light
+and dark, and would write text as outlines that nobody can search or copy. A line chart with a band needs
+little.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ COLOURS = 6
 
 
 def as_svg(chart: Chart) -> str:
-    """Return the chart as one `<svg>` element; lines have the classes c0 to c5, bands b0 to b5, in their order.
+    """Return the chart as one `<svg>` element; lines have the classes c0 to c5, bands b0 to b5, in order.
 
-    Each value has a tooltip. What is not finite is a cross at the upper edge; what a logarithmic axis cannot show, zero
-    and below, sits hollow on the lower edge.
+    Each value has a tooltip. What is not finite is a cross at the upper edge; what a logarithmic axis
+    cannot show, zero and below, sits hollow on the lower edge.
     """
     across, up = _axes(chart)
     parts = [_frame(chart, across, up)]
@@ -75,7 +76,8 @@ def _frame(chart: Chart, across: Axis, up: Axis) -> str:
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{base}" y2="{base}"/>')
     parts.append(f'<text class="label" x="{right}" y="{HEIGHT - 6}" text-anchor="end">{_text(chart.x_label)}</text>')
     parts.append(
-        f'<text class="label" text-anchor="end" transform="translate(14 {TOP}) rotate(-90)">{_text(chart.y_label)}</text>'
+        f'<text class="label" text-anchor="end" transform="translate(14 {TOP}) rotate(-90)">'
+        f"{_text(chart.y_label)}</text>"
     )
     return "".join(parts)
 
@@ -100,7 +102,14 @@ def _line(series: Series, index: int, chart: Chart, across: Axis, up: Axis) -> s
         if not math.isfinite(y):
             # The line breaks: nothing may look as if a value had been drawn through.
             runs.append([])
-            marks.append(f'<path class="mark lost" d="M{place - 5:.1f} {TOP - 5}l10 10m0 -10l-10 10">{title}</path>')
+            cross = f"M{place - 5:.1f} {TOP - 5}l10 10m0 -10l-10 10"
+            marks.append(f'<path class="mark lost {colour}" d="{cross}">{title}</path>')
+            # Beside the cross, on the side where the chart is.
+            side, anchor = (-10, "end") if place > WIDTH / 2 else (10, "start")
+            marks.append(
+                f'<text class="lost-name" x="{place + side:.1f}" y="{TOP + 4}" text-anchor="{anchor}">'
+                f"{written(y)}</text>"
+            )
             continue
         height = _y(up, y)
         runs[-1].append(f"{place:.1f},{height:.1f}")

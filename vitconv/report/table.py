@@ -12,7 +12,7 @@ MARKS: dict[Status, str] = {"ok": "ok", "info": "", "skip": "skipped", "warn": "
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Written cells: the titles, whether each column is set to the right or as code, the lines and their status."""
+    """Written cells: titles, whether a column is set to the right or as code, the lines and their status."""
 
     titles: tuple[str, ...]
     right: tuple[bool, ...]
@@ -22,7 +22,7 @@ class Grid:
 
 
 def grid(section: Section) -> Grid:
-    """Return the section's cells, with a column for the status and one for the details where any row has one."""
+    """Return the section's cells, with columns for status and details where any row has them."""
     titles = [column.title for column in section.columns]
     right = [is_numeric(column.form) for column in section.columns]
     code = [column.form == "code" for column in section.columns]

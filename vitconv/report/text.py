@@ -49,7 +49,11 @@ def print_text(report: Report, stream: TextIO) -> None:
             pass
         else:
             console = Console(
-                file=stream, highlight=False, markup=False, emoji=False, no_color=bool(os.environ.get("NO_COLOR"))
+                file=stream,
+                highlight=False,
+                markup=False,
+                emoji=False,
+                no_color=bool(os.environ.get("NO_COLOR")),
             )
             _print_rich(report, console)
             return

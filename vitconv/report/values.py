@@ -1,4 +1,4 @@
-"""Write one value as text: counts with thin groups, bytes and seconds with a unit, numbers with three digits."""
+"""Write one value as text: counts in groups, bytes and seconds with a unit, numbers with three digits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def written(value: Value, form: Form = "text") -> str:
 def printable(text: str) -> str:
     """Return the text with control characters written out.
 
-    Names come out of files that strangers made: one with an escape sequence must not drive a terminal, and XML cannot
-    hold it.
+    Names come out of files that strangers made: one with an escape sequence must not drive a terminal, and
+    XML cannot hold it.
     """
     return _UNSEEN.sub(lambda match: ascii(match.group())[1:-1], text)
 
@@ -41,7 +41,7 @@ def is_numeric(form: Form) -> bool:
 
 
 def _plain(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+    return str(value) if isinstance(value, int) else repr(value)
 
 
 def _count(value: float) -> str:
@@ -60,7 +60,10 @@ def _bytes(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _ratio(value: float) -> str:
