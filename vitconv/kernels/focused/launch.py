@@ -68,9 +68,11 @@ def tile(head_width: int, dtype: torch.dtype, tokens: int) -> Tile:
 
 
 def key_tile(head_width: int, dtype: torch.dtype, tokens: int) -> Tile:
-    """Choose the tile of the key kernel, which holds most: eight warps where four would leave over 240 registers."""
+    """Choose the tile of the key kernel, which holds most: fewer tokens, or more warps, so that none spill."""
     shape = tile(head_width, dtype, tokens)
-    return shape._replace(warps=8) if shape.width >= 64 or dtype == torch.float32 else shape
+    if dtype == torch.float32:
+        return shape._replace(tokens=16)
+    return shape._replace(warps=8) if shape.width >= 64 else shape
 
 
 def split(tokens: int, block: int, others: int) -> tuple[int, int]:

@@ -135,7 +135,7 @@ class FocusedLinearAttention(nn.Module):
         self.scale = nn.Parameter(torch.zeros(1, 1, dim))
         self.positional_encoding = nn.Parameter(torch.zeros(1, self.window[0] * self.window[1], dim))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x: [b t d], b counting windows; a shifted window's mask is ignored as published."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         y = mix(q, k, v, self.scale, self.positional_encoding, self.dwc, self.heads, self.window, self.form)

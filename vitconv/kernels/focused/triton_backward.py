@@ -1,7 +1,9 @@
+# ruff: noqa: N803 - constexprs are capitals, as in Triton itself
 """Compute the backward of focused linear attention in Triton: reduce over queries, then dq, then dk and dv.
 
-Symbols as in `stable`; conventions as in `triton_forward`. The features couple all heads of a token through one number,
-A = sum over all channels of h: for q the first kernel leaves its parts per head, for k one program visits all heads twice.
+Symbols as in `stable`; conventions as in `triton_forward`. The features couple all heads of a token through
+one number, A = sum over all channels of h: for q the first kernel leaves its parts per head, for k one
+program visits all heads twice.
 """
 
 import triton

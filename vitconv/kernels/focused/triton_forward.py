@@ -1,9 +1,10 @@
+# ruff: noqa: N803 - constexprs are capitals, as in Triton itself
 """Compute the forward of focused linear attention in Triton: row statistics, key state, output.
 
-The scheme is that of `stable`. All arithmetic is float32; only the operands of `tl.dot` are narrowed, to DOT, each after
-division by its own maximum, so that they lie in [-1, 1] in 16 bit. Every load is widened at once, addresses are int64.
-Tensors are [b t d] with unit stride over d; `soft` is softplus(scale), [d] float32. E is the head width, BE its padding to
-a power of two (>= 16), BT the tokens per block.
+The scheme is that of `stable`. All arithmetic is float32; only the operands of `tl.dot` are narrowed, to
+DOT, each after division by its own maximum, so that they lie in [-1, 1] in 16 bit. Every load is widened at
+once, addresses are int64. Tensors are [b t d] with unit stride over d; `soft` is softplus(scale), [d]
+float32. E is the head width, BE its padding to a power of two (>= 16), BT the tokens per block.
 """
 
 import triton
