@@ -61,7 +61,7 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield from norm("trunk_norm", "norm of the trunk, ahead of a second final norm")
     yield from norm("norm", "final norm, before pooling")
     yield from norm("pool.norm", "norm after pooling")
-    yield from pair("pool.dense", "pool.dense", "pooler, dense layer", "d d2", "d2")
+    yield from pair("pool.dense", "pool.dense", "pooler, dense layer", "d2 d", "d2")
     yield from pair("head", "head", "classifier", "o d", "o")
     yield from pair("head_dist", "head", "classifier of the distillation token", "o d", "o")
 

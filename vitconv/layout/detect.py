@@ -9,6 +9,7 @@ from typing import Any
 from vitconv.errors import Ambiguous, NotRecognised, Refused
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Header, Match, collapse, readings
+from vitconv.layout.rule import Forbid
 
 SHOWN = 8
 
@@ -78,12 +79,10 @@ def _unrecognised(header: Header, closest: list[Match]) -> NotRecognised | Refus
     if not closest:
         return NotRecognised("there is no dialect to compare with")
     m = min(closest, key=lambda m: (m.badness, -len(m.bound)))
-    reasons = [
-        f"{r.reason} ({_list(hit)})"
-        for r in m.dialect.forbids
-        if (hit := [k for k in m.unknown if re.search(r.pattern, k)])
-    ]
-    if reasons and m.bound:
+    hits = [(f, hit) for f in m.dialect.forbids if (hit := _hits(f, m))]
+    reasons = [f"{f.reason} ({'without ' if f.absent else ''}{_list(hit)})" for f, hit in hits]
+    # With nothing else to go by, the forbidden keys themselves must be most of the file.
+    if reasons and (m.bound or 2 * len({k for _, hit in hits for k in hit}) > len(header.shapes)):
         return Refused(f"this is {m.dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
     lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
     if m.variant.names:
@@ -95,6 +94,13 @@ def _unrecognised(header: Header, closest: list[Match]) -> NotRecognised | Refus
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
     return NotRecognised("\n  ".join(lines))
+
+
+def _hits(forbid: Forbid, m: Match) -> list[str]:
+    if forbid.absent:
+        whole = not m.unknown and all(re.search(forbid.pattern, k) for k in m.missing)
+        return list(m.missing) if whole else []
+    return [k for k in m.unknown if re.search(forbid.pattern, k)]
 
 
 def _list(keys: Iterable[str]) -> str:

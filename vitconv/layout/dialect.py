@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ class Dialect:
         implies: facts that hold for every file of the dialect; a tuple of values where several are possible.
         forbids: keys that say that a file cannot be carried, each with its reason.
         cannot: canonical templates (regular expressions) it has no place for, each with the reason.
+        equal: axes that are one size in every network of the dialect, such as attention width and width.
         family: dialects of one family share a canonical schema.
     """
 
@@ -40,6 +41,7 @@ class Dialect:
     implies: Mapping[str, Any] = field(default_factory=dict)
     forbids: tuple[Forbid, ...] = ()
     cannot: Mapping[str, str] = field(default_factory=dict)
+    equal: tuple[tuple[str, str], ...] = ()
     family: str = "plain"
 
     @cached_property
@@ -49,35 +51,41 @@ class Dialect:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Every combination of options, the default one first."""
-        return tuple(Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
+        """Every combination of options that go together, the default one first."""
+        every = (Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
+        return tuple(v for v in every if v.possible)
 
     def variant(self, wanted: Mapping[str, str]) -> Variant:
         """Return the first variant that agrees with `wanted` ({choice: option}).
 
         Raises:
-            UsageError: an unknown choice or option.
+            UsageError: an unknown choice or option, or options that do not go together.
         """
         self.check_choices(wanted)
         return next(v for v in self.variants if v.agrees(wanted))
 
     def check_choices(self, wanted: Mapping[str, str]) -> None:
-        """Raise UsageError when `wanted` names a choice or option this dialect does not have."""
+        """Raise UsageError when `wanted` names a choice, option or combination this dialect does not have."""
         known = {c.name: [o.name for o in c.options] for c in self.choices}
         for name, option in wanted.items():
             if name not in known:
                 raise UsageError(f"{self.name} has no choice {name!r}; it has: {', '.join(known) or 'none'}")
             if option not in known[name]:
                 raise UsageError(f"{self.name}: {name}={option!r}: expected one of {', '.join(known[name])}")
+        if not any(v.agrees(wanted) for v in self.variants):
+            raise UsageError(
+                f"{self.name}: these do not go together: {', '.join(f'{k}={v}' for k, v in wanted.items())}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry with its path words filled in: `key` holds at most `{i}` still."""
+    """One entry with its path words filled in: `key` holds at most `{i}` still; `layers` are those it speaks of."""
 
     entry: Rule | Const | Alias
     key: str
     parts: tuple[str, ...]
+    layers: str = "all"
 
     @property
     def optional(self) -> bool:
@@ -106,28 +114,31 @@ class Variant:
         return out
 
     @cached_property
-    def _bind(self) -> dict[str, str]:
-        out: dict[str, str] = {}
-        for o in self.options:
-            out |= o.bind
-        return out
+    def possible(self) -> bool:
+        """True when every option goes together with the others."""
+        return all(self.names[c] in allowed for o in self.options for c, allowed in o.only.items())
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """Rules, constants and aliases, words filled in; nested words are filled from the outside in."""
-        return tuple(
-            Item(
-                e,
-                _fill(e.key, self._bind),
-                tuple(_fill(p.key, self._bind) for p in e.parts)
-                if isinstance(e, Rule)
-                else (_fill(e.of, self._bind),)
-                if isinstance(e, Alias)
-                else (),
-            )
-            for e in self._entries()
-            if not isinstance(e, Tie)
-        )
+        """Rules, constants and aliases, words filled in; nested words are filled from the outside in.
+
+        An entry whose words differ in the last layer becomes two: one for the body, one for the last.
+        """
+        bind = {word: text for o in self.options for word, text in o.bind.items()}
+        last = bind | {word: text for o in self.options for word, text in o.last.items()}
+        out = []
+        for e in self._entries():
+            if isinstance(e, Tie):
+                continue
+            layers = e.layers if isinstance(e, Rule) else "all"
+            body, end = _item(e, bind, layers), _item(e, last, layers)
+            if "{i}" not in e.key or layers in ("body", "first") or body == end:
+                out.append(body)
+            elif layers == "last":
+                out.append(end)
+            else:
+                out += [replace(body, layers="body"), replace(end, layers="last")]
+        return tuple(out)
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:
@@ -145,6 +156,11 @@ class Variant:
                     raise LayoutError(f"{self.dialect.name}: choice {e.name!r} stands inside another choice")
                 continue
             yield e
+
+
+def _item(e: Rule | Const | Alias, bind: Mapping[str, str], layers: str) -> Item:
+    names = [p.key for p in e.parts] if isinstance(e, Rule) else [e.of] if isinstance(e, Alias) else []
+    return Item(e, _fill(e.key, bind), tuple(_fill(n, bind) for n in names), layers)
 
 
 def _fill(template: str, bind: Mapping[str, str]) -> str:

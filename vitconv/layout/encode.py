@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitconv.errors import Refused
-from vitconv.layout.canonical import layer_of, template_of
+from vitconv.errors import LayoutError, Refused
+from vitconv.layout.canonical import layer_of, slot, template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
-from vitconv.layout.match import bind, collapse
+from vitconv.layout.match import bind, check_equal, collapse
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.unify import Bound
 
@@ -49,9 +49,10 @@ def encode(
     A variant whose implied facts contradict `facts` is never taken. Among equals the first declared wins.
 
     Raises:
-        Refused: the facts contradict every variant, or tensors are lacking; the message says which and why.
+        Refused: the facts contradict every variant, or the sizes do not fit; the message says which and why.
     """
     dialect.check_choices(wanted or {})
+    _check_sizes(dialect, names)
     candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
     allowed = [v for v in candidates if not contradictions(v, facts)]
     if not allowed:
@@ -62,6 +63,16 @@ def encode(
     options = [v for v in allowed if _conditions(v, have)] or allowed
     best = min(range(len(options)), key=lambda j: (*_cost(options[j], have, depth), j))
     return _say(options[best], names, depth)
+
+
+def _check_sizes(dialect: Dialect, names: Mapping[str, tuple[int, ...]]) -> None:
+    sizes: dict[str, int] = {}
+    for name, shape in names.items():
+        sizes |= dict(zip(slot(template_of(name)).axes, shape, strict=False))
+    try:
+        check_equal(dialect, sizes)
+    except LayoutError as e:
+        raise Refused(str(e)) from None
 
 
 def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -96,15 +107,13 @@ def _conditions(v: Variant, have: Mapping[str, set[int | None]]) -> bool:
 
 
 def _wanted(item: Item, depth: int) -> list[int | None]:
-    entry = item.entry
-    assert isinstance(entry, Rule)
-    return list(layers_of(entry.layers, depth)) if "{i}" in item.key else [None]
+    return list(layers_of(item.layers, depth)) if "{i}" in item.key else [None]
 
 
-def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[int, int]:
-    """Return (tensors lacking, canonical tensors left over) without naming them."""
+def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[int, int, int]:
+    """Return (tensors lacking, canonical tensors left over, tensors made up) without naming them."""
     said: dict[str, set[int | None]] = {}
-    lacking = 0
+    lacking = made_up = 0
     for item in v.items:
         if not isinstance(item.entry, Rule):
             continue
@@ -116,7 +125,9 @@ def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[
         ]
         present = [layer <= have.get(p, set()) for p, layer in parts]
         any_there = any(layer & have.get(p, set()) for p, layer in parts)
-        if all(ok or p in fills for ok, (p, _) in zip(present, parts, strict=True)) and any(present):
+        sayable = all(ok or p in fills for ok, (p, _) in zip(present, parts, strict=True))
+        if sayable and (any(present) or not item.optional):
+            made_up += len(layers) * present.count(False)
             for p, layer in parts:
                 said.setdefault(p, set()).update(layer)
         elif any_there or not item.optional:
@@ -125,7 +136,7 @@ def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[
         for p in t.parts:
             said.setdefault(p, set()).update(said.get(t.of, set()))
     left = sum(len(layers - said.get(t, set())) for t, layers in have.items())
-    return lacking, left
+    return lacking, left, made_up
 
 
 def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encoding:
@@ -145,9 +156,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
             b = bind(item, key, layer, depth)
             lacks = [n for n in b.parts if n not in names]
             fixable = {n: filled[template_of(n)] for n in lacks if template_of(n) in filled}
-            if len(lacks) == len(b.parts):
-                if not item.optional:
-                    missing[key] = tuple(lacks)
+            if item.optional and len(lacks) == len(b.parts):
                 continue
             if len(fixable) < len(lacks):
                 missing[key] = tuple(n for n in lacks if n not in fixable)
@@ -161,7 +170,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
     keys = {b.key for b in bound}
     for item in v.items:
         if isinstance(item.entry, Alias):
-            for layer in range(depth) if "{i}" in item.key else [None]:
+            for layer in _wanted(item, depth):
                 of = item.parts[0] if layer is None else item.parts[0].replace("{i}", str(layer))
                 if of in keys:
                     copies[item.key if layer is None else item.key.replace("{i}", str(layer))] = of
@@ -169,7 +178,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
         (item.key if layer is None else item.key.replace("{i}", str(layer))): item.entry
         for item in v.items
         if isinstance(item.entry, Const) and not item.entry.optional
-        for layer in (range(depth) if "{i}" in item.key else [None])
+        for layer in _wanted(item, depth)
     }
     residue = tuple(n for n in names if n not in said)
     return Encoding(v, tuple(bound), fills, residue, missing, copies, consts)

@@ -34,7 +34,7 @@ class Header:
 
     shapes: Mapping[str, tuple[int, ...]]
     _found: dict[str, dict[int | None, str]] = field(default_factory=dict, repr=False)
-    _covered: dict[tuple[int, str, int], Covered] = field(default_factory=dict, repr=False)
+    _covered: dict[tuple[int, str, str, int], Covered] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _by_form(self) -> dict[str, list[str]]:
@@ -56,7 +56,7 @@ class Header:
 
     def cover(self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None) -> Covered:
         """Return what a rule or constant explains, and what it lacks; `stand_in` are aliases that may serve."""
-        memo = (id(item.entry), item.key, depth)
+        memo = (id(item.entry), item.key, item.layers, depth)
         if memo not in self._covered:
             keys = {**(stand_in or {}), **self.find(item.key)}
             want = _expected(item, depth)
@@ -133,7 +133,8 @@ def readings(
 def _cover(variant: Variant, header: Header) -> Match:
     """Match names only."""
     stand_in = {item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)}
-    depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=-1)
+    # At least one block: without any, a lone head or token would pass for a network.
+    depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=0)
     explained: set[str] = set()
     missing: list[str] = []
     bound: list[Bound] = []
@@ -170,10 +171,7 @@ def _unmet(variant: Variant, bound: list[Bound]) -> list[str]:
 
 
 def _expected(item: Item, depth: int) -> list[int | None]:
-    entry = item.entry
-    if "{i}" not in item.key:
-        return [None]
-    return list(layers_of(entry.layers, depth)) if isinstance(entry, Rule) else list(range(depth))
+    return list(layers_of(item.layers, depth)) if "{i}" in item.key else [None]
 
 
 def bind(item: Item, key: str, layer: int | None, depth: int) -> Bound:
@@ -189,6 +187,7 @@ def bind(item: Item, key: str, layer: int | None, depth: int) -> Bound:
 def _solve(m: Match, header: Header, given: Mapping[str, int] | None) -> Match:
     try:
         sizes = unify(m.bound, header.shapes, given)
+        check_equal(m.dialect, sizes)
         for key, of in m.copies.items():
             if header.shapes[key] != header.shapes[of]:
                 raise LayoutError(f"{key} has another shape than {of}, of which it must be a copy")
@@ -199,6 +198,15 @@ def _solve(m: Match, header: Header, given: Mapping[str, int] | None) -> Match:
     if depth != m.depth:
         bound = tuple(bind(_item(m.variant, b), b.key, None, depth) if b.rule.scanned else b for b in bound)
     return Match(m.variant, depth, bound, sizes, (), (), None, m.copies, m.consts)
+
+
+def check_equal(dialect: Dialect, sizes: Mapping[str, int]) -> None:
+    """Raise LayoutError when axes differ that are one size in every network of the dialect."""
+    for a, b in dialect.equal:
+        if sizes.get(a) != sizes.get(b) and a in sizes and b in sizes:
+            raise LayoutError(
+                f"axis {a}={sizes[a]}, but {dialect.name} holds only networks in which it equals {b}={sizes[b]}"
+            )
 
 
 def _item(variant: Variant, b: Bound) -> Item:

@@ -105,10 +105,14 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """Keys that say: this cannot be carried. `pattern` is a regular expression, `reason` is told to the user."""
+    """Keys that say: this cannot be carried. `pattern` is a regular expression, `reason` is told to the user.
+
+    `absent` turns it round: the keys that a file lacks say it, when it lacks only such keys and holds nothing unknown.
+    """
 
     pattern: str
     reason: str
+    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,17 +122,20 @@ class Option:
     Attributes:
         name: how the user calls it.
         entries: rules that hold when it is taken.
-        bind: values of the `{word}` fields in keys.
+        bind: values of the `{word}` fields in keys; `last` are those of the last layer, where they differ.
         needs / without: canonical templates that must, or must not, be in the network.
         implies: facts that follow from it; a fact with several values is a tuple of them.
+        only: the options of other choices it goes together with, {choice: options}; any, when not named.
     """
 
     name: str
     entries: tuple[Entry, ...] = ()
     bind: Mapping[str, str] = field(default_factory=dict)
+    last: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     implies: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
