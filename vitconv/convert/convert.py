@@ -1,0 +1,337 @@
+"""Convert a checkpoint: recognise, edit, plan, prove, write, and say what was done."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitconv import __version__
+from vitconv.convert.beside import Beside, configs_for
+from vitconv.convert.prove import check_equal, reread
+from vitconv.convert.recognise import DIALECT, FACTS, VARIANT, Recognised, Wishes, recognise
+from vitconv.convert.stream import Sources, outputs
+from vitconv.errors import Refused, UsageError
+from vitconv.io.envelope import restore
+from vitconv.io.sink import Out, file_order, write_file, write_sharded
+from vitconv.io.source import Checkpoint, open_checkpoint
+from vitconv.layout.canonical import template_of
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.match import collapse
+from vitconv.layout.network import Applied, Cell, Network, decode
+from vitconv.layout.plan import Plan, plan, prove, residue_lines
+from vitconv.layout.recipe import dense_view
+from vitconv.registry import DIALECTS, load
+
+RESIDUE = "vitconv.residue"
+Progress = Callable[[int, int], None]
+
+HINTS = {
+    r"blocks.{i}.ls*": "--edit fold-layer-scale folds LayerScale into the layers before it",
+    "embed.pos_cls": "--edit fold-cls-position adds the class row to the class token",
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a conversion is to do.
+
+    Attributes:
+        to: target dialect name.
+        wishes: what is known about the source.
+        choices: options of the target dialect.
+        edits: edits in the order they are applied, as `NAME[:key=value,...]`.
+        drop: patterns of canonical names or source keys that may be lost.
+        residue: file that keeps what the target has no place for.
+        restore: residue file of an earlier conversion, to be put back.
+        dtype: float dtype of the output, or None to keep each tensor's own.
+        keep_order: write in the order of the source, one byte range where nothing is reordered.
+        keep_envelope: put key prefixes that were taken off (such as `module.`) back on.
+        shard_bytes: largest shard, or None for one file.
+        plain: write no metadata of our own, so that the file equals the reference writer's.
+        prove: read the written file again and compare every byte.
+    """
+
+    to: str
+    wishes: Wishes = field(default_factory=Wishes)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    edits: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    residue: Path | None = None
+    restore: Path | None = None
+    dtype: str | None = None
+    keep_order: bool = False
+    keep_envelope: bool = False
+    shard_bytes: int | None = None
+    plain: bool = False
+    prove: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion whose every detail is settled and proved on paper; nothing is read or written yet."""
+
+    source: Recognised
+    plan: Plan
+    order: Order
+    elements: int
+    dropped: tuple[Cell, ...]
+    extra: tuple[Checkpoint, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> Sources:
+        """Where the plan's tensors are."""
+        where = {k: (self.source.checkpoint, t) for k, t in self.source.stored.items()}
+        for checkpoint in self.extra:
+            where |= {f"residue:{t.key}": (checkpoint, t) for t in checkpoint.tensors}
+        return Sources(where)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensor data to write."""
+        return sum(o.nbytes for o in outputs(self.plan, self.sources))
+
+    def close(self) -> None:
+        """Close every file."""
+        for checkpoint in (self.source.checkpoint, *self.extra):
+            checkpoint.close()
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a conversion wrote."""
+
+    files: tuple[Path, ...]
+    nbytes: int
+    elements: int
+    configs: tuple[Path, ...] = ()
+    lacking: str = ""
+    reread: bool = False
+    residue: Path | None = None
+
+
+def prepare(src: str | Path, order: Order) -> Prepared:
+    """Open `src`, plan its conversion and prove the plan; only headers are read.
+
+    Raises:
+        VitconvError: as `recognise`, `plan` and `prove`; Refused when something would be lost without consent.
+    """
+    target: Dialect = load(DIALECTS, order.to)
+    source = recognise(src, order.wishes)
+    extra: tuple[Checkpoint, ...] = ()
+    try:
+        if source.match.dialect.family != target.family:
+            raise Refused(
+                f"{source.match.dialect.name} is of the {source.match.dialect.family} family and {target.name}"
+                f" of the {target.family} family: their networks are not built alike, so no layout says both"
+            )
+        network = decode(source.match, source.dtypes, source.facts)
+        if order.restore is not None:
+            checkpoint = open_checkpoint(order.restore)
+            extra = (checkpoint,)
+            network = _restored(network, checkpoint)
+        network = _edited(network, order)
+        p = plan(
+            source.match,
+            network,
+            target,
+            wanted={**_sticky(source, target), **order.choices},
+            given=order.wishes.axes,
+            order=list(source.stored),
+        )
+        dropped = _consented(p, order)
+        return Prepared(source, p, order, prove(p), dropped, extra)
+    except BaseException:
+        for checkpoint in (source.checkpoint, *extra):
+            checkpoint.close()
+        raise
+
+
+def _sticky(source: Recognised, target: Dialect) -> dict[str, str]:
+    """Keep the variant when a file is only rewritten in its own dialect."""
+    return dict(source.match.variant.names) if source.match.dialect.name == target.name else {}
+
+
+def _restored(network: Network, residue: Checkpoint) -> Network:
+    cells = dict(network.cells)
+    for t in residue.tensors:
+        if t.key in cells:
+            raise Refused(f"{residue.path} would put back {t.key}, which the network has already")
+        cells[t.key] = Cell(t.key, t.shape, t.dtype, dense_view(f"residue:{t.key}", t.shape))
+    return Network(cells, network.made, network.sizes, network.depth, network.facts, network.log, network.open)
+
+
+def _edited(network: Network, order: Order) -> Network:
+    asked = list(order.edits)
+    if order.dtype is not None:
+        asked.append(f"cast:dtype={order.dtype}")
+    if asked:
+        from vitconv.layout.edits import apply_all
+
+        network = apply_all(network, asked)
+    return network
+
+
+def _consented(p: Plan, order: Order) -> tuple[Cell, ...]:
+    """Return the tensors that are lost with consent; refuse when any is lost without."""
+    used = [pattern for pattern in order.drop]
+    dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in used))
+    idle = [x for x in used if not any(_matches(x, c) for c in p.residue)]
+    if idle:
+        left = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
+        raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {left}")
+    kept = [c for c in p.residue if c not in dropped]
+    if kept and order.residue is None:
+        name = p.target.variant.dialect.name
+        lines = residue_lines(p)
+        hints = [h for pattern, h in HINTS.items() if any(fnmatch.fnmatch(template_of(c.name), pattern) for c in kept)]
+        raise Refused(
+            f"{name} has no place for {len(kept)} tensors, which would be lost:\n  "
+            + "\n  ".join(lines)
+            + "\nkeep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN"
+            + "".join(f"; {h}" for h in hints)
+        )
+    return dropped
+
+
+def _matches(pattern: str, c: Cell) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (c.name, template_of(c.name), c.view.tensor))
+
+
+def convert(
+    src: str | Path, dst: str | Path, order: Order, *, progress: Progress | None = None
+) -> tuple[Prepared, Done]:
+    """Convert `src` and write `dst`, a `.safetensors` file or a folder that the target's library opens.
+
+    Raises:
+        VitconvError: see `prepare`; Refused when tied tensors or constants differ. Nothing is half-written.
+    """
+    prepared = prepare(src, order)
+    try:
+        return prepared, write(prepared, Path(dst), progress=progress)
+    finally:
+        prepared.close()
+
+
+def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) -> Done:
+    """Write a prepared conversion; see `convert`."""
+    p, order, sources = prepared.plan, prepared.order, prepared.sources
+    check_equal(p, sources)
+    check_values(p, sources)
+    file, folder = _where(dst, order)
+    beside = configs_for(p, folder is not None)
+    _check_beside(beside, file, folder)
+    outs = _named(outputs(p, sources), prepared)
+    if not order.keep_order:
+        outs = file_order(outs)
+    metadata = _metadata(prepared)
+    inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
+    residue = _write_residue(prepared, inputs)
+    if folder is not None and order.shard_bytes is not None:
+        files = write_sharded(folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs)
+    else:
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+        reflink = prepared.source.checkpoint if order.keep_order else None
+        write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs)
+        files = [file]
+    configs = beside.write(folder or file.parent)
+    if order.prove:
+        reread(folder if len(files) > 1 and folder else files[0], outs, p)
+    nbytes = sum(o.nbytes for o in outs)
+    return Done(tuple(files), nbytes, prepared.elements, configs, beside.lacking, order.prove, residue)
+
+
+def check_values(p: Plan, sources: Sources) -> None:
+    """Run the checks that edits asked for, such as a cast that must not overflow, before anything is written."""
+    if any(p.network.made):
+        from vitconv.layout.edits import check_before_writing
+
+        check_before_writing(p.network, sources)
+
+
+def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
+    """Return (file, folder): the folder is None when a single file was asked for."""
+    if dst.suffix == ".safetensors" and not dst.is_dir():
+        if order.shard_bytes is not None:
+            raise UsageError(f"{dst} is one file; with --shard-size give a folder")
+        return dst, None
+    if dst.suffix in {".pth", ".pt", ".bin", ".npz", ".onnx", ".ckpt"} and not dst.is_dir():
+        raise UsageError(f"{dst}: vitconv writes safetensors; name the output {dst.stem}.safetensors, or a folder")
+    if dst.exists() and not dst.is_dir():
+        raise UsageError(f"{dst} exists and is not a folder; name a .safetensors file or a folder")
+    return dst / "model.safetensors", dst
+
+
+def _check_beside(beside: Beside, file: Path, folder: Path | None) -> None:
+    if folder is None and not file.parent.is_dir():
+        raise UsageError(f"the folder {file.parent} does not exist")
+    if folder is not None and not folder.absolute().parent.is_dir():
+        raise UsageError(f"the folder {folder.absolute().parent} does not exist")
+    beside.check(folder or file.parent, owned=folder is not None)
+
+
+def _named(outs: list[Out], prepared: Prepared) -> list[Out]:
+    if not prepared.order.keep_envelope:
+        return outs
+    return [
+        Out(restore(o.key, prepared.source.branch.steps, j), o.dtype, o.shape, o.chunks) for j, o in enumerate(outs)
+    ]
+
+
+def _metadata(prepared: Prepared) -> dict[str, str]:
+    """Return the metadata of the output: the source's own, then what makes the file say what it is."""
+    if prepared.order.plain:
+        return {"format": "pt"}
+    p, source = prepared.plan, prepared.source
+    own = {k: v for k, v in source.checkpoint.metadata.items() if not k.startswith("vitconv")}
+    facts = p.network.facts.filled({k: v for k, v in p.target.variant.implies.items() if not isinstance(v, tuple)})
+    record = {
+        "format": "pt",
+        "vitconv": __version__,
+        DIALECT: p.target.variant.dialect.name,
+        VARIANT: json.dumps(p.target.variant.names, separators=(",", ":")),
+        FACTS: facts.to_json(),
+        "vitconv.source": json.dumps(
+            {
+                "dialect": source.match.dialect.name,
+                "variant": source.match.variant.names,
+                "header": source.checkpoint.digest,
+                "branch": source.branch.name,
+                "envelope": [[s.kind, s.text] for s in source.branch.steps],
+            },
+            separators=(",", ":"),
+        ),
+    }
+    if p.network.log:
+        record["vitconv.edits"] = json.dumps([a.what for a in p.network.log])
+    return {**own, **record}
+
+
+def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
+    cells = [c for c in prepared.plan.residue if c not in prepared.dropped]
+    path = prepared.order.residue
+    if path is None or not cells:
+        return None
+    from vitconv.convert.stream import cell_array
+
+    def chunks(c: Cell) -> Callable[[], Any]:
+        return lambda: iter([memoryview(cell_array(prepared.plan, c, prepared.sources)).cast("B")])
+
+    outs = [Out(c.name, c.dtype, c.shape, chunks(c)) for c in cells]
+    write_file(path, outs, {"format": "pt", RESIDUE: prepared.source.match.dialect.name}, inputs=inputs)
+    return path
+
+
+def log_lines(p: Plan) -> list[str]:
+    """Return one line per edit."""
+    return [_applied(a) for a in p.network.log]
+
+
+def _applied(a: Applied) -> str:
+    kind = "exact" if a.exact else "changes the function"
+    return f"{a.edit}: {a.what} ({kind})"

@@ -1,0 +1,107 @@
+"""Proof after the fact: tied tensors and constants before writing, and every byte of the written file on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitconv.errors import LayoutError, Refused
+from vitconv.io.segment import Segment, read_at
+from vitconv.io.sink import Chunk, Out
+from vitconv.io.source import open_checkpoint
+from vitconv.layout.match import Header, collapse, readings
+from vitconv.layout.plan import Plan
+
+if TYPE_CHECKING:
+    from vitconv.convert.stream import Sources
+
+WINDOW = 1 << 18
+
+
+def check_equal(p: Plan, sources: Sources) -> None:
+    """Check that tensors which are one in a dialect are the same bits, and that constants have their value.
+
+    Raises:
+        Refused: they differ; the message names the tensors and by how much.
+    """
+    differ = [
+        f"{key} is not a copy of {of}{_distance(sources, key, of)}"
+        for key, of in p.source.copies.items()
+        if sources.where[key][1].blob != sources.where[of][1].blob and not _same_bytes(sources, key, of)
+    ]
+    if differ:
+        raise Refused("names that must be one tensor hold different values:\n  " + "\n  ".join(differ[:8]))
+    from vitconv.convert.stream import cell_array, constant_bytes
+
+    for key, const in p.source.consts.items():
+        shape = sources.where[key][1].shape
+        if bytes(sources.read(key)) != constant_bytes(const, shape):
+            raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
+    untied = []
+    for name, of in p.equal:
+        a, b = (cell_array(p, p.network.cells[n], sources) for n in (name, of))
+        if a.tobytes() != b.tobytes():
+            untied.append(name)
+    if untied:
+        raise Refused(
+            f"{p.target.variant.dialect.name} holds these only once, and here they differ from the one it would keep:"
+            f" {', '.join(collapse(untied))}; choose another variant with --set"
+        )
+
+
+def _same_bytes(sources: Sources, a: str, b: str) -> bool:
+    return sources.where[a][1].dtype == sources.where[b][1].dtype and bytes(sources.read(a)) == bytes(sources.read(b))
+
+
+def _distance(sources: Sources, a: str, b: str) -> str:
+    """Return ", the largest difference being ..." for two float tensors."""
+    import numpy as np
+
+    from vitconv.layout.arith import to_float
+
+    (_, x), (_, y) = sources.where[a], sources.where[b]
+    if x.dtype != y.dtype:
+        return f" ({x.dtype} and {y.dtype})"
+    both = [to_float(sources.read(k), s.dtype, s.shape) for k, s in ((a, x), (b, y))]
+    return f" (largest difference {float(np.max(np.abs(both[0] - both[1]))):.3g})"
+
+
+def reread(path: Path, outs: list[Out], p: Plan) -> None:
+    """Open the written file, detect it anew, and compare every byte with what the plan takes from the source.
+
+    Raises:
+        LayoutError: the file is not what was planned; it must not be used.
+    """
+    with open_checkpoint(path) as written:
+        found = {t.key: t for t in written.tensors}
+        if set(found) != {o.key for o in outs}:
+            odd = sorted(set(found) ^ {o.key for o in outs})
+            raise LayoutError(f"{path} does not hold the planned tensors: {', '.join(collapse(odd))}")
+        for o in outs:
+            t = found[o.key]
+            if (t.dtype, t.shape) != (o.dtype, o.shape):
+                raise LayoutError(f"{path}: {o.key} is {t.dtype} {t.shape}, planned was {o.dtype} {o.shape}")
+            at = 0
+            for piece in _windows(o.chunks()):
+                if written.read_range(t, at, at + len(piece)) != piece:
+                    raise LayoutError(f"{path}: {o.key} differs from the plan after byte {at}")
+                at += len(piece)
+            if at != t.nbytes:
+                raise LayoutError(f"{path}: {o.key} has {t.nbytes} bytes, planned were {at}")
+        keys = {t.key for t in p.targets}
+        if keys == set(found):
+            again = readings(p.target.variant.dialect, Header({k: t.shape for k, t in found.items()}))
+            if not any(m.fits for m in again):
+                raise LayoutError(f"{path} is not recognised as {p.target.variant.dialect.name}")
+
+
+def _windows(chunks: Iterator[Chunk] | object) -> Iterator[bytes]:
+    for chunk in chunks:  # type: ignore[attr-defined]
+        if isinstance(chunk, Segment):
+            for at in range(0, chunk.nbytes, WINDOW):
+                yield read_at(chunk.fd, chunk.offset + at, min(WINDOW, chunk.nbytes - at))
+        else:
+            view = memoryview(chunk).cast("B")
+            for at in range(0, len(view), WINDOW):
+                yield bytes(view[at : at + WINDOW])

@@ -1,0 +1,220 @@
+"""Open a checkpoint and say what it is: the branch, the dialect and variant, and the facts known about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
+from vitconv.io.envelope import Branch, branches, loosen
+from vitconv.io.source import Checkpoint, open_checkpoint
+from vitconv.io.tensor import Stored
+from vitconv.layout.detect import detect
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.match import Match
+from vitconv.layout.semantics import Semantics, semantics_from_json
+from vitconv.registry import DIALECTS, load, load_all
+
+FACTS, DIALECT, VARIANT = "vitconv.facts", "vitconv.dialect", "vitconv.variant"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller knows or wants about a checkpoint.
+
+    Attributes:
+        from_: dialect name, when the caller insists.
+        branch: name of the branch, when there are several.
+        facts: facts told by the caller, which win over every other source.
+        choices: options of the source dialect, {choice: option}.
+        axes: axis sizes, {axis: size}.
+        config: a configuration file to read facts from; None looks beside the checkpoint.
+        ignore_index: read the shards that are there and not the index.
+    """
+
+    from_: str | None = None
+    branch: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
+    config: Path | None = None
+    ignore_index: bool = False
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A checkpoint that is understood.
+
+    Attributes:
+        checkpoint: the open file(s).
+        branch: the branch taken, its wrappers off; `others` are the names of the rest.
+        match: how its dialect explains it.
+        facts: what is known about the function; `sources` says where each fact comes from.
+        notes: what was decided or noticed, in words.
+    """
+
+    checkpoint: Checkpoint
+    branch: Branch
+    match: Match
+    facts: Semantics
+    sources: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """{key: tensor} of the branch, in file order."""
+        return self.branch.tensors
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """{key: dtype} of the branch."""
+        return {k: t.dtype for k, t in self.stored.items()}
+
+
+def recognise(path: str | Path, wishes: Wishes | None = None) -> Recognised:
+    """Open a checkpoint, take its envelope off and find its dialect; only headers are read.
+
+    The caller closes `checkpoint`.
+
+    Raises:
+        UsageError: the file does not exist, or a wish names something unknown.
+        BadFile: the file is damaged, hostile, or of a kind that cannot be read safely.
+        NotRecognised / Ambiguous / Refused: see `vitconv.layout.detect.detect`.
+    """
+    wishes = wishes or Wishes()
+    checkpoint = open_checkpoint(path, ignore_index=wishes.ignore_index)
+    try:
+        return recognise_open(checkpoint, wishes)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
+    """Recognise an open checkpoint; see `recognise`. It stays open."""
+    dialects = candidates(wishes.from_)
+    found = branches(checkpoint)
+    if not found:
+        raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
+    branch = _chosen(found, wishes.branch)
+    facts, sources, notes = gather_facts(checkpoint, wishes)
+    choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
+    if wishes.choices:
+        _check_choices(wishes.choices, dialects)
+    branch, match = _read(branch, dialects, choices, wishes, facts)
+    release, more = _released(match, facts)
+    notes = [*checkpoint.notes, *notes, *match.notes, *more]
+    if branch.note:
+        notes.append(branch.note)
+    others = tuple(b.name for b in found if b.name != branch.name)
+    sources.update(dict.fromkeys((k for k in release.known() if k not in sources), "release"))
+    return Recognised(checkpoint, branch, match, release, sources, tuple(dict.fromkeys(notes)), others)
+
+
+def candidates(name: str | None) -> list[Dialect]:
+    """Return the dialects to try: the named one, or all."""
+    return [load(DIALECTS, name)] if name else list(load_all(DIALECTS).values())
+
+
+def _chosen(found: list[Branch], name: str | None) -> Branch:
+    if name is None:
+        return found[0]
+    for b in found:
+        if b.name == name:
+            return b
+    raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(b.name for b in found)}")
+
+
+def _read(
+    branch: Branch, dialects: list[Dialect], choices: Mapping[str, str], wishes: Wishes, facts: Semantics
+) -> tuple[Branch, Match]:
+    """Detect the branch as it is, or else one reading of it with an outer prefix taken off."""
+    first: NotRecognised | Refused | None = None
+    fitting: list[tuple[Branch, Match]] = []
+    for reading in (branch, *loosen(branch)):
+        shapes = {k: t.shape for k, t in reading.tensors.items()}
+        try:
+            match = detect(shapes, dialects, choices=choices, given=wishes.axes, facts=facts.known())
+        except (NotRecognised, Refused) as e:
+            if isinstance(e, Ambiguous):
+                raise
+            first = first or e
+            continue
+        if reading is branch:
+            return reading, match
+        fitting.append((reading, match))
+    if len({tuple(b.tensors) for b, _ in fitting}) > 1:
+        names = ", ".join(b.name for b, _ in fitting)
+        raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
+    if fitting:
+        return fitting[0]
+    assert first is not None
+    raise first
+
+
+def _recorded(metadata: Mapping[str, str], dialects: Iterable[Dialect]) -> dict[str, str]:
+    """Return the options that the writer of the file recorded, where they still exist."""
+    dialect = next((d for d in dialects if d.name == metadata.get(DIALECT)), None)
+    if dialect is None or VARIANT not in metadata:
+        return {}
+    try:
+        recorded = json.loads(metadata[VARIANT])
+        known = {c.name: {o.name for o in c.options} for c in dialect.choices}
+        return {k: v for k, v in recorded.items() if v in known.get(k, ())}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
+    known = {c.name: o.name for d in dialects for c in d.choices for o in c.options}
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"no source dialect has a choice {name!r}; choices: {', '.join(sorted(known))}")
+
+
+def gather_facts(checkpoint: Checkpoint, wishes: Wishes) -> tuple[Semantics, dict[str, str], list[str]]:
+    """Return (facts, where each comes from, notes): told by the caller, then the file's metadata, then configs."""
+    from vitconv.configs.read import facts_beside, facts_from_file
+
+    layers: list[tuple[str, Semantics]] = [("--set", Semantics(**wishes.facts))]
+    notes: list[str] = []
+    if FACTS in checkpoint.metadata:
+        layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
+    beside = facts_from_file(wishes.config) if wishes.config else facts_beside(Path(checkpoint.path))
+    layers.append((beside.source, beside.facts))
+    notes += beside.notes
+    facts, sources = Semantics(), {}
+    for name, layer in layers:
+        for fact, (kept, other) in facts.differences(layer).items():
+            notes.append(f"{fact}: {kept} ({sources[fact]}) is used, not {other} ({name})")
+        sources |= {k: name for k in layer.known() if k not in sources}
+        facts = facts.filled(layer)
+    return facts, sources, notes
+
+
+def _released(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
+    """Fill in what follows from the release of the library that wrote the file."""
+    if facts.release is None or match.dialect.library != "xformers":
+        return facts, []
+    from vitconv.configs.xformers import facts_from_release
+
+    placement = facts.norm_placement or match.variant.implies.get("norm_placement")
+    derived = facts_from_release(facts.release, placement if isinstance(placement, str) else None, triton=None)
+    notes = [f"{k}: {v} in xformers {facts.release}" for k, v in derived.known().items() if getattr(facts, k) is None]
+    return facts.filled(derived), notes
+
+
+def _and(notes: Iterable[str]) -> str:
+    text = "; ".join(notes)
+    return f" ({text})" if text else ""
+
+
+def with_facts(r: Recognised, more: Mapping[str, Any], source: str) -> Recognised:
+    """Return a copy with further facts, which win."""
+    sources = {**r.sources, **dict.fromkeys(more, source)}
+    return dataclasses.replace(r, facts=r.facts.replaced(more), sources=sources)

@@ -1,0 +1,180 @@
+"""Turn a plan into outputs to write: byte ranges where the plan only moves runs, gathered buffers elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitconv.errors import LayoutError
+from vitconv.io.segment import Segment
+from vitconv.io.sink import Chunk, Out
+from vitconv.io.source import Checkpoint
+from vitconv.io.tensor import ITEMSIZE, Stored
+from vitconv.layout.network import Cell
+from vitconv.layout.plan import Plan, Target
+from vitconv.layout.recipe import Piece
+from vitconv.layout.rule import Const
+
+# Shorter runs cost more per system call than numpy's start-up saves.
+SHORTEST_RUN = 512
+MOST_RUNS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the tensors that a plan names are: {name: (open checkpoint, tensor)}."""
+
+    where: Mapping[str, tuple[Checkpoint, Stored]]
+
+    def segment(self, name: str) -> Segment | None:
+        """Return the byte range of a tensor, or None when it must be gathered or inflated."""
+        checkpoint, stored = self.where[name]
+        return checkpoint.segment(stored)
+
+    def read(self, name: str) -> memoryview:
+        """Return the C-contiguous bytes of a tensor."""
+        checkpoint, stored = self.where[name]
+        return checkpoint.read(stored)
+
+    def width(self, name: str) -> int:
+        """Return the width of an element in bytes."""
+        return self.where[name][1].itemsize
+
+
+def outputs(plan: Plan, sources: Sources) -> list[Out]:
+    """Return one output per target of the plan, in its order; data are read when their turn to be written comes."""
+    return [Out(t.key, t.dtype, t.shape, _chunks(plan, t, sources)) for t in plan.targets]
+
+
+def _chunks(plan: Plan, t: Target, sources: Sources) -> Callable[[], Iterator[Chunk]]:
+    if t.const is not None:
+        const = t.const
+        return lambda: iter([constant_bytes(const, t.shape)])
+    if is_ranges(t, sources):
+        return lambda: _ranges(t, sources)
+    return lambda: iter([gathered(plan, t, sources)])
+
+
+def is_ranges(t: Target, sources: Sources) -> bool:
+    """Say whether a target is nothing but byte ranges of files."""
+    if any(p.source.startswith("=") or sources.segment(p.source) is None for p in t.pieces):
+        return False
+    long_enough = all(p.run * sources.width(p.source) >= SHORTEST_RUN or p.run == p.numel for p in t.pieces)
+    return long_enough and sum(p.numel // p.run for p in t.pieces if p.numel) <= MOST_RUNS
+
+
+def _ranges(t: Target, sources: Sources) -> Iterator[Segment]:
+    """Yield the byte ranges of a target in order, neighbours joined."""
+    runs: list[tuple[int, str, int, int]] = []
+    for p in t.pieces:
+        runs += [(dst, p.source, src, p.run) for src, dst in p.runs()]
+    if len(t.pieces) > 1:
+        runs.sort()
+    last: Segment | None = None
+    for _, name, src, n in runs:
+        base, width = sources.segment(name), sources.width(name)
+        assert base is not None
+        here = Segment(base.fd, base.offset + src * width, n * width)
+        if last is not None and last.fd == here.fd and last.offset + last.nbytes == here.offset:
+            last = Segment(last.fd, last.offset, last.nbytes + here.nbytes)
+            continue
+        if last is not None:
+            yield last
+        last = here
+    if last is not None:
+        yield last
+
+
+def gathered(plan: Plan, t: Target, sources: Sources) -> memoryview:
+    """Return the bytes of a target, moved or computed in memory, and proved by moving them back.
+
+    Raises:
+        LayoutError: the elements moved back are not those that were read.
+    """
+    import numpy as np
+
+    width = ITEMSIZE[t.dtype]
+    numel = 1
+    for n in t.shape:
+        numel *= n
+    kind = np.dtype(f"u{width}")
+    out = np.empty(numel, kind)
+    loaded: dict[str, Any] = {}
+    for p in t.pieces:
+        if p.source not in loaded:
+            loaded[p.source] = np.frombuffer(_bytes(plan, p.source, sources), kind)
+        _move(out, loaded[p.source], p)
+    for p in t.pieces:
+        if not _same(out, loaded[p.source], p):
+            raise LayoutError(f"{t.key}: decoding what was written does not give back {p.source}")
+    return memoryview(out).cast("B")
+
+
+def _bytes(plan: Plan, name: str, sources: Sources) -> Any:
+    if not name.startswith("="):
+        return sources.read(name)
+    from vitconv.layout.edits.compute import evaluate
+
+    return evaluate(plan.network, name, lambda cell: cell_array(plan, cell, sources))
+
+
+def cell_array(plan: Plan, cell: Cell, sources: Sources) -> Any:
+    """Return a canonical tensor of the plan as unsigned integers of its width, in its canonical shape: [shape], uN."""
+    import numpy as np
+
+    kind = np.dtype(f"u{ITEMSIZE[cell.dtype]}")
+    flat = np.frombuffer(_bytes(plan, cell.view.tensor, sources), kind)
+    sizes = [n for axis in cell.view.dims for n, _ in axis]
+    strides = [s * kind.itemsize for axis in cell.view.dims for _, s in axis]
+    return np.ascontiguousarray(
+        np.lib.stride_tricks.as_strided(flat[cell.view.offset :], sizes, strides, writeable=False)
+    ).reshape(cell.shape)
+
+
+def _views(out: Any, source: Any, p: Piece) -> tuple[Any, Any]:
+    import numpy as np
+
+    sizes = [n for n, _, _ in p.dims]
+    width = out.itemsize
+    into = np.lib.stride_tricks.as_strided(out[p.dst :], sizes, [d * width for _, _, d in p.dims])
+    whence = np.lib.stride_tricks.as_strided(source[p.src :], sizes, [s * width for _, s, _ in p.dims], writeable=False)
+    return into, whence
+
+
+BLOCK = 64
+
+
+def _move(out: Any, source: Any, p: Piece) -> None:
+    """Copy one piece; a transpose goes block by block, which keeps both sides in cache."""
+    into, whence = _views(out, source, p)
+    turned = [j for j, (_, s, _) in enumerate(p.dims) if s == 1]
+    if len(p.dims) < 2 or p.run > 1 or not turned or p.numel < BLOCK * BLOCK:
+        into[...] = whence
+        return
+    a, b = turned[0], len(p.dims) - 1
+    for i in range(0, into.shape[a], BLOCK):
+        for j in range(0, into.shape[b], BLOCK):
+            at = tuple(
+                slice(i, i + BLOCK) if k == a else slice(j, j + BLOCK) if k == b else slice(None)
+                for k in range(len(p.dims))
+            )
+            into[at] = whence[at]
+
+
+def _same(out: Any, source: Any, p: Piece) -> bool:
+    import numpy as np
+
+    into, whence = _views(out, source, p)
+    return bool(np.array_equal(into, whence))
+
+
+def constant_bytes(const: Const, shape: tuple[int, ...]) -> bytes:
+    """Return the bytes of a constant tensor."""
+    import numpy as np
+
+    kinds = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "F64": "<f8", "F16": "<f2", "BOOL": "?", "U8": "u1"}
+    kind = np.dtype(kinds[const.dtype])
+    if const.value == "arange":
+        return np.broadcast_to(np.arange(shape[-1], dtype=kind), shape).tobytes()
+    return np.full(shape, const.value, kind).tobytes()
