@@ -102,7 +102,8 @@ def test_counts_of_a_cast() -> None:
     assert (brain.overflow, brain.underflow, brain.subnormal, brain.nan) == (0, 0, 0, 0)
     wide = torch.from_numpy(x).double()
     expected = ((wide.bfloat16().double() - wide).abs() / wide).max().item()
-    assert brain.max_relative_error == expected
+    # Counted in float32, whose own division errs by 2^-24.
+    assert brain.max_relative_error == pytest.approx(expected, rel=2.0**-23)
     assert 3.7e-3 < expected <= 2.0**-8
 
 

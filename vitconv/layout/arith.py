@@ -198,13 +198,20 @@ def _report(x: Array, source: str, target: str) -> CastReport:
     import numpy as np
 
     y = to_float(from_float(x, target), target, x.shape)
-    nan = np.isnan(x)
-    finite = np.isfinite(x)
-    lost = finite & (x != 0) & (y == 0)
-    over = finite & np.isinf(y)
-    kept = finite & (x != 0) & ~lost & ~over
-    small = kept & (np.abs(y) < SMALLEST_NORMAL[target])
-    a, b = x[kept].astype(np.float64), y[kept].astype(np.float64)
-    error = float(np.max(np.abs(b - a) / np.abs(a))) if a.size else 0.0
-    overflow, underflow, subnormal, nans = (int(np.count_nonzero(mask)) for mask in (over, lost, small, nan))
-    return CastReport(source, target, x.size, overflow, underflow, subnormal, nans, error)
+    size, rounded = np.abs(x), np.abs(y)
+    zero, infinite = rounded == 0, np.isinf(rounded)
+    zeros = int(np.count_nonzero(zero))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        error = np.abs(y - x) / size
+    np.putmask(error, zero | infinite, 0)
+    largest = float(np.fmax.reduce(error, initial=0.0))
+    return CastReport(
+        source,
+        target,
+        x.size,
+        int(np.count_nonzero(infinite)) - int(np.count_nonzero(np.isinf(size))),
+        zeros - int(np.count_nonzero(size == 0)),
+        int(np.count_nonzero(rounded < SMALLEST_NORMAL[target])) - zeros,
+        int(np.count_nonzero(np.isnan(x))),
+        largest,
+    )
