@@ -39,7 +39,9 @@ class Made:
     """A tensor that is computed, not moved.
 
     `compute` takes the inputs as float arrays of their shapes (float64 for F64, else float32) and returns one of
-    `shape`, which is then rounded to `dtype`, to nearest even.
+    `shape`, which is then rounded to `dtype`, to nearest even. `pull_back` takes the inputs and the gradient with
+    respect to the result and returns the gradients with respect to the inputs; None when there is none. `overflow`
+    says what becomes of results past the largest finite value of `dtype`: "refuse" them, or let them be "inf".
     """
 
     label: str
@@ -47,6 +49,8 @@ class Made:
     shape: tuple[int, ...]
     dtype: str
     compute: Callable[[Sequence[Any]], Any]
+    pull_back: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None
+    overflow: str = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
