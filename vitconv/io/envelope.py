@@ -1,0 +1,271 @@
+"""Take off what trainers put around a network's weights, keep what was taken off, and put it back.
+
+Nothing is guessed: every set of weights in a file becomes a branch. Their order is a stated rule: teacher before
+student, averaged (EMA) before raw, MoCo's base encoder before its momentum copy, I-JEPA's target encoder before its
+context encoder; then the larger set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from vitconv.errors import Refused
+from vitconv.io.contents import some
+from vitconv.io.tensor import Stored
+from vitconv.io.training_state import is_training_state
+from vitconv.io.wrappers import COUNTERS, WRAPPERS, rank, reason, split_names
+
+_Kind = Literal["prefix", "infix"]
+_MAX_ROUNDS = 32
+_MAX_LOOSENED = 64
+_MIN_NETWORK = 4
+FLAT = "weights"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing taken off: a container's name, a key's `prefix`, or an `infix`, the path up to and with a wrapper.
+
+    `keys` counts the tensors it was taken from, in the order of the branch; None means all that it fits.
+    """
+
+    kind: Literal["container", "prefix", "infix"]
+    text: str
+    keys: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One set of weights: its tensors by bare key, what was taken off, a remark, and the keys that were left aside."""
+
+    name: str
+    tensors: dict[str, Stored]
+    steps: tuple[Step, ...]
+    note: str
+    left: tuple[str, ...] = ()
+
+
+class Readable(Protocol):
+    """A checkpoint, as far as envelopes need to know one."""
+
+    @property
+    def tensors(self) -> tuple[Stored, ...]:
+        """Return all tensors."""
+
+    def read(self, stored: Stored) -> memoryview:
+        """Return the bytes of a tensor."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A tensor and what was taken off its key so far, as (kind, text)."""
+
+    stored: Stored
+    off: tuple[tuple[_Kind, str], ...] = ()
+
+
+_Keys = dict[str, _Taken]
+
+
+def branches(ckpt: Readable) -> list[Branch]:
+    """Return every set of weights in a checkpoint; the first is the default.
+
+    Containers, and the wrappers DDP, compile, FSDP and the like at any place of a key, are taken off until nothing is
+    left to take; copies of one network in a flat file (`teacher.`, `ema_model.`) are taken apart. The state of
+    optimizers and the like is no branch.
+
+    Raises:
+        Refused: two different tensors would get the same key.
+    """
+    containers: dict[tuple[str, ...], _Keys] = {}
+    state = 0
+    for stored in ckpt.tensors:
+        if is_training_state(stored.path):
+            state += 1
+        else:
+            containers.setdefault(stored.path[:-1], {})[stored.key] = _Taken(stored)
+    remarks = [f"{state} tensors of optimizer or other training state are present and left out"] if state else []
+    found: list[Branch] = []
+    for container, keys in containers.items():
+        found.extend(_take_apart(ckpt, container, (), keys, remarks))
+    found = [branch for branch in found if branch.tensors]
+    found.sort(key=lambda branch: (_only_numbers(branch), rank(branch.name), -_size(branch)))
+    if len(found) > 1:
+        first = found[0]
+        others = some(branch.name for branch in found[1:])
+        note = f"taken by default: {reason(first.name)}; also there: {others} (--branch)"
+        found[0] = replace(first, note=f"{note}; {first.note}" if first.note else note)
+    return found
+
+
+def loosen(branch: Branch) -> Iterator[Branch]:
+    """Give further readings of a branch, for when no dialect fits it: a common prefix off, or one of several parts.
+
+    Parts are tried the largest first; the keys of the others are in `left`, and the note says so.
+    """
+    waiting = [branch]
+    given = 0
+    while waiting and given < _MAX_LOOSENED:
+        now = waiting.pop(0)
+        groups: dict[str, dict[str, Stored]] = {}
+        for key, stored in now.tensors.items():
+            head, dot, rest = key.partition(".")
+            groups.setdefault(head if dot and not head.isdigit() else "", {})[rest] = stored
+        ordered = sorted(groups, key=lambda head: -sum(stored.nbytes for stored in groups[head].values()))
+        for head in ordered:
+            if not head or (len(groups) > 1 and len(groups[head]) < _MIN_NETWORK):
+                continue
+            next_ = _part(now, f"{head}.", groups[head])
+            given += 1
+            yield next_
+            waiting.append(next_)
+
+
+def restore(key: str, steps: tuple[Step, ...], index: int) -> str:
+    """Return `key`, the `index`-th of its branch, with everything put back that belongs into a key."""
+    for step in reversed(steps):
+        if step.kind == "container" or (step.keys is not None and index not in step.keys):
+            continue
+        if step.kind == "prefix":
+            key = f"{step.text}{key}"
+            continue
+        base = _base(step.text)
+        if key.startswith(base):
+            key = f"{step.text}{key[len(base) :]}"
+    return key
+
+
+def _base(infix: str) -> str:
+    """Return the path before a wrapper: `blocks.0.` of `blocks.0._orig_mod.`."""
+    return f"{infix[:-1].rpartition('.')[0]}."
+
+
+def _size(branch: Branch) -> int:
+    return sum(stored.nbytes for stored in branch.tensors.values())
+
+
+def _only_numbers(branch: Branch) -> bool:
+    """Say whether the keys are positions in a list, which no network has."""
+    return all(key.isdigit() for key in branch.tensors)
+
+
+def _take_apart(
+    ckpt: Readable, container: tuple[str, ...], parts: tuple[str, ...], keys: _Keys, remarks: list[str]
+) -> Iterator[Branch]:
+    remarks = list(remarks)
+    keys = _unwrap(ckpt, keys, remarks)
+    copies = split_names({key.partition(".")[0] for key in keys if "." in key})
+    keys = _without_counters(keys, remarks, bool(copies))
+    if not copies:
+        name = ".".join((*container, *parts)) or FLAT
+        steps = (*(Step("container", text) for text in container), *_steps(list(keys.values()), list(keys)))
+        yield Branch(name, {key: taken.stored for key, taken in keys.items()}, steps, "; ".join(remarks))
+        return
+    groups: dict[str, _Keys] = {}
+    for key, taken in keys.items():
+        head, _, rest = key.partition(".")
+        if head in copies:
+            groups.setdefault(head, {})[rest] = _Taken(taken.stored, (*taken.off, ("prefix", f"{head}.")))
+        else:
+            groups.setdefault("", {})[key] = taken
+    for head, group in groups.items():
+        if head:
+            yield from _take_apart(ckpt, container, (*parts, head), group, remarks)
+        else:
+            steps = (*(Step("container", text) for text in container), *_steps(list(group.values()), list(group)))
+            tensors = {key: taken.stored for key, taken in group.items()}
+            yield Branch(".".join((*container, *parts, "rest")), tensors, steps, "; ".join(remarks))
+
+
+def _unwrap(ckpt: Readable, keys: _Keys, remarks: list[str]) -> _Keys:
+    """Take wrappers off at any place of the keys, the outermost first, until none is left."""
+    for _ in range(_MAX_ROUNDS):
+        found: _Keys = {}
+        clashes: list[str] = []
+        changed = False
+        for key, taken in keys.items():
+            bare, off = _without_wrapper(key)
+            changed = changed or bool(off)
+            now = _Taken(taken.stored, (*taken.off, *off))
+            if bare in found and not _same(ckpt, found[bare].stored, now.stored):
+                clashes.append(bare)
+            elif bare in found:
+                remarks.append(f"{some([key])} is there with and without a wrapper, the data are the same")
+            else:
+                found[bare] = now
+        if clashes:
+            raise Refused(
+                f"{len(clashes)} keys are there with and without a wrapper such as module. or _orig_mod., with different"
+                f" data: {some(clashes)}; split the file into two"
+            )
+        keys = found
+        if not changed:
+            break
+    return keys
+
+
+def _without_wrapper(key: str) -> tuple[str, tuple[tuple[_Kind, str], ...]]:
+    parts = key.split(".")
+    for index, part in enumerate(parts[:-1]):
+        if part in WRAPPERS:
+            path = ".".join(parts[: index + 1])
+            kind: _Kind = "infix" if index else "prefix"
+            return ".".join([*parts[:index], *parts[index + 1 :]]), ((kind, f"{path}."),)
+    return key, ()
+
+
+def _same(ckpt: Readable, one: Stored, two: Stored) -> bool:
+    return (one.dtype, one.shape) == (two.dtype, two.shape) and bytes(ckpt.read(one)) == bytes(ckpt.read(two))
+
+
+def _without_counters(keys: _Keys, remarks: list[str], copies: bool) -> _Keys:
+    """Drop the counters of averaging wrappers; `step` and `decay` only where such a wrapper is known to be."""
+    sure = copies or "n_averaged" in keys or "initted" in keys
+    dropped = [key for key in keys if key in COUNTERS and keys[key].stored.numel == 1 and len(keys) > 1 and sure]
+    if dropped:
+        remarks.append(f"counters were dropped: {some(dropped)}")
+    return {key: taken for key, taken in keys.items() if key not in dropped}
+
+
+def _steps(taken: list[_Taken], keys: list[str]) -> tuple[Step, ...]:
+    """Turn what was taken off each key into steps over all keys, in an order in which they can be put back."""
+    places: dict[tuple[int, _Kind, str], list[int]] = {}
+    for index, one in enumerate(taken):
+        for depth, (kind, text) in enumerate(one.off):
+            places.setdefault((depth, kind, text), []).append(index)
+    # What a key looked like after each of its steps decides whether a step can be said without a list of keys.
+    after = [_history(key, one) for key, one in zip(keys, taken, strict=True)]
+    steps: list[Step] = []
+    for (depth, kind, text), indexes in sorted(places.items(), key=lambda item: item[0][0]):
+        base = "" if kind == "prefix" else _base(text)
+        fits = [i for i, names in enumerate(after) if names[min(depth + 1, len(names) - 1)].startswith(base)]
+        steps.append(Step(kind, text, None if fits == indexes else tuple(indexes)))
+    return tuple(steps)
+
+
+def _history(key: str, taken: _Taken) -> list[str]:
+    """Return what a key was called before the first step, after it, and so on, up to now."""
+    names = [key]
+    for kind, text in reversed(taken.off):
+        base = "" if kind == "prefix" else _base(text)
+        key = f"{text}{key[len(base) :]}"
+        names.append(key)
+    return names[::-1]
+
+
+def _part(branch: Branch, prefix: str, tensors: dict[str, Stored]) -> Branch:
+    chosen = {f"{prefix}{key}" for key in tensors}
+    kept = [index for index, key in enumerate(branch.tensors) if key in chosen]
+    new_index = {old: new for new, old in enumerate(kept)}
+    steps = tuple(
+        step if step.keys is None else replace(step, keys=tuple(new_index[k] for k in step.keys if k in new_index))
+        for step in branch.steps
+    )
+    left = tuple(key for key in branch.tensors if key not in chosen)
+    notes = [branch.note] if branch.note else []
+    if left:
+        notes.append(f"only {prefix}* was read; left aside: {some(left)}")
+    name = f"{branch.name}.{prefix[:-1]}" if left else branch.name
+    return Branch(name, tensors, (*steps, Step("prefix", prefix)), "; ".join(notes), (*branch.left, *left))

@@ -1,0 +1,105 @@
+"""Numpy arrays and scalars inside a pickle, read from what numpy's own reconstruction is told, without numpy."""
+
+from __future__ import annotations
+
+import struct
+
+from vitconv.io.records import Record
+from vitconv.io.tensor import ITEMSIZE, Blob, c_strides
+from vitconv.io.torch_tensors import UnreadableError, View, sizes, view
+
+DTYPES: dict[str, str] = {
+    "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
+    "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL", "c8": "C64", "V2": "BF16",
+}  # fmt: skip
+_FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b"}
+_FORMATS |= {"U64": "Q", "U32": "I", "U16": "H", "U8": "B", "BOOL": "?"}
+_MODULES = ("numpy.core.", "numpy._core.")
+
+
+def is_array(record: Record) -> bool:
+    """Say whether a record describes a numpy array."""
+    return record.kind.startswith(_MODULES) and record.kind.rpartition(".")[2] in ("_reconstruct", "_frombuffer")
+
+
+def is_scalar(record: Record) -> bool:
+    """Say whether a record describes a numpy scalar."""
+    return record.kind.startswith(_MODULES) and record.kind.endswith(".scalar")
+
+
+def scalar(record: Record) -> object:
+    """Return the number that a numpy scalar holds, or None when it is of no simple kind."""
+    try:
+        dtype, raw = _dtype(record.args[0]), _text_of(record.args[1])
+        if not isinstance(raw, str | bytes) or len(raw) > 16:
+            return None
+        data = _raw(raw)
+        return struct.unpack(f"<{_FORMATS[dtype]}", data)[0]
+    except (UnreadableError, IndexError, KeyError, struct.error):
+        return None
+
+
+class Memory:
+    """Keep the bytes of arrays that lie inside a pickle, each once however often it is met."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self._known: dict[int, int] = {}
+
+    def hold(self, raw: object) -> Blob:
+        """Return where the bytes of a pickled text or bytes object are kept; `raw` must stay alive."""
+        if id(raw) not in self._known:
+            self.pieces.append(_raw(raw))
+            self._known[id(raw)] = len(self.pieces) - 1
+        index = self._known[id(raw)]
+        return Blob(-1 - index, 0, len(self.pieces[index]))
+
+
+def array(record: Record, memory: Memory) -> View:
+    """Return the view of a numpy array; its bytes are put into `memory`.
+
+    Raises:
+        UnreadableError: object or text arrays, big-endian ones, or a size that does not fit.
+    """
+    if record.kind.endswith("_frombuffer") and len(record.args) == 4:
+        raw, dtype_record, shape_value, order = record.args
+        fortran = order == "F"
+    elif isinstance(record.state, tuple) and len(record.state) == 5:
+        _, shape_value, dtype_record, fortran, raw = record.state
+    else:
+        raise UnreadableError("a numpy array whose description is incomplete")
+    dtype, shape = _dtype(dtype_record), sizes(shape_value)
+    strides = tuple(reversed(c_strides(shape[::-1]))) if fortran else c_strides(shape)
+    return view(dtype, shape, memory.hold(_text_of(raw)), 0, strides)
+
+
+def _dtype(value: object) -> str:
+    if not isinstance(value, Record) or value.kind != "numpy.dtype" or not value.args:
+        raise UnreadableError("a numpy array without a dtype")
+    name = value.args[0]
+    order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "|"
+    if not isinstance(name, str) or name not in DTYPES:
+        raise UnreadableError(f"a numpy array of dtype {str(name)[:40]!a}, which is not supported")
+    if order == ">" and ITEMSIZE[DTYPES[name]] > 1:
+        raise UnreadableError("a big-endian numpy array (convert it to little-endian and save again)")
+    return DTYPES[name]
+
+
+def _text_of(value: object) -> object:
+    # Protocol 2 has no bytes: they are written as a text in latin-1 and a call to encode it.
+    if isinstance(value, Record) and value.kind == "_codecs.encode" and value.args:
+        return value.args[0]
+    if isinstance(value, Record) and value.kind.endswith((".bytearray", ".bytes")):
+        return value.args[0] if value.args else b""
+    return value
+
+
+def _raw(value: object) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise UnreadableError("a numpy array whose bytes are damaged") from error
+    if isinstance(value, bytes):
+        return value
+    raise UnreadableError("a numpy array of objects")

@@ -1,0 +1,42 @@
+"""A plain byte range of an open file, and reading from one without moving its position."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from vitconv.errors import BadFile
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Name `nbytes` bytes at `offset` of the open file `fd`."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+
+def read_at(fd: int, offset: int, nbytes: int) -> bytes:
+    """Read exactly `nbytes` bytes at `offset`.
+
+    Raises:
+        BadFile: the file ends before that.
+    """
+    data = os.pread(fd, nbytes, offset)
+    if len(data) == nbytes:
+        return data
+    buffer = bytearray(nbytes)
+    buffer[: len(data)] = data
+    fill(fd, memoryview(buffer), offset, len(data))
+    return bytes(buffer)
+
+
+def fill(fd: int, buffer: memoryview, offset: int, done: int = 0) -> None:
+    """Fill `buffer` from the file, its first byte being the one at `offset`; `done` bytes are there already."""
+    while done < len(buffer):
+        got = os.preadv(fd, [buffer[done:]], offset + done)
+        if got == 0:
+            missing = len(buffer) - done
+            raise BadFile(f"the file ends {missing} bytes before the data it promises; it is cut short or was changed")
+        done += got

@@ -1,0 +1,17 @@
+"""Parts of a training checkpoint that are not weights."""
+
+from __future__ import annotations
+
+_WHOLE = {
+    "optim", "opt", "opt_state", "scheduler", "schedulers", "lr_scheduler", "lr_schedulers", "lr_sched", "scaler",
+    "grad_scaler", "loss_scaler", "amp", "amp_scaler", "rng_state", "rng_states", "cuda_rng_state", "callbacks",
+    "loops", "sampler", "dataloader", "train_dataloader", "random_states", "cpu_rng_state",
+}  # fmt: skip
+
+
+def is_training_state(path: tuple[str, ...]) -> bool:
+    """Say whether a path lies under the state of an optimizer, a scheduler, a gradient scaler or the like.
+
+    Only containers count: a tensor is never taken for training state by its own key.
+    """
+    return any(name in _WHOLE or name.startswith(("optimizer", "optim_")) for name in path[:-1])
