@@ -21,19 +21,22 @@ BELOW = {
     "kernels": ("errors",),
     "configs": ("layout",),
     "vit": ("layout", "kernels"),
-    "convert": ("layout", "io", "registry", "configs"),
+    "conversion": ("layout", "io", "registry", "configs"),
     "inits": ("layout",),
     "hosts": ("vit", "layout", "registry", "configs"),
-    "verify": ("hosts", "convert"),
+    "verify": ("hosts", "conversion"),
     "checks": ("hosts", "inits", "verify"),
-    "cli": ("checks", "dialects", "report"),
+    "demo": ("hosts", "conversion", "dialects"),
+    "bench": ("checks", "dialects"),
+    "__main__": ("cli",),
+    "cli": ("bench", "demo", "checks", "dialects", "report"),
 }
 
 # Importing these takes a tenth of a second to several seconds.
 SLOW = frozenset(
     {"torch", "torchvision", "triton", "timm", "transformers", "numpy", "rich", "jinja2", "yaml", "safetensors", "onnx"}
 )
-QUICK_AREAS = frozenset({"", "errors", "layout", "io", "convert", "cli", "registry", "report", "configs", "dialects"})
+QUICK_AREAS = frozenset({"", "errors", "layout", "io", "conversion", "cli", "registry", "report", "configs", "dialects"})
 
 
 def allowed(area: str) -> frozenset[str]:
@@ -127,9 +130,9 @@ def test_slow_libraries_are_imported_where_they_are_used(sources: dict[str, str]
     ("path", "text"),
     [
         ("layout/rule.py", "from vitconv.io.source import open_checkpoint"),
-        ("layout/rule.py", "def f():\n    import vitconv.convert"),
+        ("layout/rule.py", "def f():\n    import vitconv.conversion"),
         ("io/sink.py", "from vitconv import layout"),
-        ("convert/plan.py", "from vitconv.cli.main import cli"),
+        ("conversion/plan.py", "from vitconv.cli.main import cli"),
         ("checks/audit.py", "from vitconv.report import Report"),
         ("dialects/timm.py", "from vitconv.registry import load"),
         ("vit/model.py", "if TYPE_CHECKING:\n    from vitconv.hosts import Host"),
@@ -147,7 +150,7 @@ def test_an_upward_import_is_found(path: str, text: str) -> None:
         ("layout/rule.py", "from vitconv.errors import LayoutError\nfrom vitconv.layout.shape import Shape"),
         ("verify/compare.py", "from vitconv.layout.semantics import Semantics"),
         ("cli/list.py", "from vitconv.report import emit\nfrom vitconv import __version__"),
-        ("__init__.py", "from vitconv.convert import convert"),
+        ("__init__.py", "from vitconv.conversion import convert"),
     ],
     ids=["down", "further-down", "cli", "root"],
 )

@@ -9,15 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitconv.conversion.convert import Order as Order
+    from vitconv.conversion.convert import convert as convert
+    from vitconv.conversion.convert import prepare as prepare
+    from vitconv.conversion.diff import diff as diff
+    from vitconv.conversion.inspect import inspect as inspect
+    from vitconv.conversion.recognise import Wishes as Wishes
+    from vitconv.conversion.recognise import recognise as recognise
+    from vitconv.conversion.translate import translate as translate
     from vitconv.errors import VitconvError as VitconvError
+    from vitconv.io.source import open_checkpoint as open_checkpoint
+    from vitconv.layout.semantics import Semantics as Semantics
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Order": "vitconv.conversion.convert",
+    "Semantics": "vitconv.layout.semantics",
     "VitconvError": "vitconv.errors",
+    "Wishes": "vitconv.conversion.recognise",
+    "convert": "vitconv.conversion.convert",
+    "diff": "vitconv.conversion.diff",
+    "inspect": "vitconv.conversion.inspect",
+    "open_checkpoint": "vitconv.io.source",
+    "prepare": "vitconv.conversion.convert",
+    "recognise": "vitconv.conversion.recognise",
+    "translate": "vitconv.conversion.translate",
 }
 
-__all__ = ["VitconvError", "__version__"]
+__all__ = [
+    "Order",
+    "Semantics",
+    "VitconvError",
+    "Wishes",
+    "__version__",
+    "convert",
+    "diff",
+    "inspect",
+    "open_checkpoint",
+    "prepare",
+    "recognise",
+    "translate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from vitconv.cli._options import json_option
 from vitconv.cli._wishes import bytes_of, check_target_choices, source_options, wishes_from
 
 if TYPE_CHECKING:
-    from vitconv.convert.convert import Done, Prepared
+    from vitconv.conversion.convert import Done, Prepared
     from vitconv.report import Report
 
 
@@ -64,7 +64,7 @@ def command(
 
     Exit codes: 0 done, 1 source not recognised, 3 refused: something would be lost, guessed or changed.
     """
-    from vitconv.convert.convert import Order, convert, prepare
+    from vitconv.conversion.convert import Order, convert, prepare
     from vitconv.errors import UsageError
     from vitconv.report import emit, progress_bar
 
@@ -114,7 +114,7 @@ def _facts(prepared: Prepared) -> list[Any]:
 
 
 def _notes(prepared: Prepared) -> list[str]:
-    from vitconv.convert.convert import log_lines
+    from vitconv.conversion.convert import log_lines
     from vitconv.layout.match import collapse
 
     p = prepared.plan
@@ -137,7 +137,7 @@ def _note_section(lines: list[str]) -> tuple[Any, ...]:
 
 def planned(prepared: Prepared) -> Report:
     """Return the report of a dry run."""
-    from vitconv.convert.show import plan_sections
+    from vitconv.cli._mapping import plan_sections
     from vitconv.report import Report
 
     return Report(

@@ -10,7 +10,7 @@ import click
 from vitconv.cli._options import json_option, report_option
 
 if TYPE_CHECKING:
-    from vitconv.convert.diff import Diff
+    from vitconv.conversion.diff import Diff
     from vitconv.report import Report
 
 
@@ -44,8 +44,8 @@ def command(
     Exit codes: 0 the same bits, 1 they differ, 3 undecided.
     """
     from vitconv.cli._wishes import wishes_from
-    from vitconv.convert.diff import diff
-    from vitconv.convert.recognise import recognise
+    from vitconv.conversion.diff import diff
+    from vitconv.conversion.recognise import recognise
     from vitconv.report import emit, save
 
     wishes_a, _ = wishes_from(from_a, set_a, (), branch_a, None, False)

@@ -11,7 +11,7 @@ from vitconv.cli._options import json_option
 from vitconv.cli._wishes import check_target_choices, source_options, wishes_from
 
 if TYPE_CHECKING:
-    from vitconv.convert.inspect import Inspection
+    from vitconv.conversion.inspect import Inspection
     from vitconv.report import Report
 
 
@@ -26,7 +26,7 @@ def command(checkpoint: Path, health: bool, tensors: bool, as_json: bool, **opti
 
     Exit codes: 0 recognised, 1 not recognised, 3 ambiguous or refused.
     """
-    from vitconv.convert.inspect import inspect
+    from vitconv.conversion.inspect import inspect
     from vitconv.report import emit
 
     wishes, target = wishes_from(**options)

@@ -12,7 +12,8 @@ from vitconv.cli._options import json_option
 from vitconv.registry import KINDS, Entry, entries
 from vitconv.report import Column, Report, Row, Section, emit
 
-# Kinds that are one table in one module, and not a folder: the module, and the constant that maps names to entries.
+# Kinds that are one table in one module, and not a folder: the module, and the constant that maps names to
+# entries.
 _TABLES = {
     "sizes": ("vitconv.configs.sizes", "SIZES"),
     "faults": ("vitconv.verify.faults", "FAULTS"),

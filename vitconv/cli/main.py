@@ -1,8 +1,8 @@
-"""The `vitconv` command: it lists its folder for verbs, runs one, and turns errors into one message and an exit code.
+"""The `vitconv` command: find the verb, run it, and turn errors into one message and an exit code.
 
-A verb is a file `vitconv/cli/<verb>.py` with a click command named `command`; what it returns is the exit code, None
-being 0. The first line of its docstring is its line in `--help`, which imports no verb. A file that starts with an
-underscore, and the two of `_NOT_VERBS`, are no verbs.
+A verb is a file `vitconv/cli/<verb>.py` with a click command named `command`; what it returns is the exit
+code, None being 0. The first line of its docstring is its line in `--help`, which imports no verb. A file
+that starts with an underscore, and the two of `_NOT_VERBS`, are no verbs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def verb_summary(verb: str) -> str:
 )
 @click.version_option(__version__, prog_name="vitconv", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Move Vision Transformer checkpoints between codebases, and prove that both sides compute the same function."""
+    """Move Vision Transformer checkpoints between codebases, and prove that both compute the same."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,8 +152,8 @@ def _crashed(error: Exception) -> int:
     lines = str(error).splitlines()
     _say(
         f"unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}\n"
-        f"This is a fault of vitconv {__version__}. Please report it, with the output of the same command under "
-        f"{DEBUG}=1."
+        f"This is a fault of vitconv {__version__}. Please report it, with what the same command prints "
+        f"under {DEBUG}=1."
     )
     return CRASHED
 

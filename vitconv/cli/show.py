@@ -25,11 +25,11 @@ def command(dialect: str, to: str | None, as_json: bool, **options: Any) -> None
 
     wishes, choices = wishes_from(**options)
     if Path(dialect).exists() and not _is_name(dialect):
-        from vitconv.convert.show import show_file
+        from vitconv.cli._mapping import show_file
 
         emit(show_file(Path(dialect), to, wishes, choices), as_json=as_json)
         return
-    from vitconv.convert.show import show_dialect, show_pair
+    from vitconv.cli._mapping import show_dialect, show_pair
 
     emit(
         show_pair(dialect, to, wishes, choices) if to else show_dialect(dialect, {**wishes.choices, **choices}),

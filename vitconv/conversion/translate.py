@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from vitconv.convert.recognise import candidates
+from vitconv.conversion.recognise import candidates
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
@@ -79,7 +79,7 @@ def translate(
 def _build(p: Plan, t: Target, tensors: Mapping[str, Any], kind: str) -> Any:
     like = next(iter(tensors.values()))
     if t.const is not None:
-        from vitconv.convert.stream import constant_bytes
+        from vitconv.conversion.stream import constant_bytes
 
         return _from_bytes(like, constant_bytes(t.const, t.shape), t.const.dtype, t.shape)
     first = next((tensors[x.source] for x in t.pieces if x.source in tensors), like)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vitconv import __version__
-from vitconv.convert.beside import Beside, configs_for
-from vitconv.convert.prove import check_equal, reread
-from vitconv.convert.recognise import DIALECT, FACTS, VARIANT, Recognised, Wishes, recognise
-from vitconv.convert.stream import Sources, outputs
+from vitconv.conversion.beside import Beside, configs_for
+from vitconv.conversion.prove import check_equal, reread
+from vitconv.conversion.recognise import DIALECT, FACTS, VARIANT, Recognised, Wishes, recognise
+from vitconv.conversion.stream import Sources, outputs
 from vitconv.errors import Refused, UsageError
 from vitconv.io.envelope import restore
 from vitconv.io.sink import Out, file_order, write_file, write_sharded
@@ -317,7 +317,7 @@ def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
     path = prepared.order.residue
     if path is None or not cells:
         return None
-    from vitconv.convert.stream import cell_array
+    from vitconv.conversion.stream import cell_array
 
     def chunks(c: Cell) -> Callable[[], Any]:
         return lambda: iter([memoryview(cell_array(prepared.plan, c, prepared.sources)).cast("B")])

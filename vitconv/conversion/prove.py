@@ -14,7 +14,7 @@ from vitconv.layout.match import Header, collapse, readings
 from vitconv.layout.plan import Plan
 
 if TYPE_CHECKING:
-    from vitconv.convert.stream import Sources
+    from vitconv.conversion.stream import Sources
 
 WINDOW = 1 << 18
 
@@ -32,7 +32,7 @@ def check_equal(p: Plan, sources: Sources) -> None:
     ]
     if differ:
         raise Refused("names that must be one tensor hold different values:\n  " + "\n  ".join(differ[:8]))
-    from vitconv.convert.stream import cell_array, constant_bytes
+    from vitconv.conversion.stream import cell_array, constant_bytes
 
     for key, const in p.source.consts.items():
         shape = sources.where[key][1].shape

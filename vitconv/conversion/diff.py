@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitconv.convert.prove import WINDOW
-from vitconv.convert.recognise import Recognised
+from vitconv.conversion.prove import WINDOW
+from vitconv.conversion.recognise import Recognised
 from vitconv.io.tensor import ITEMSIZE
 from vitconv.layout.canonical import template_of
 from vitconv.layout.network import Cell, Network, decode

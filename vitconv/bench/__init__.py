@@ -1,0 +1,1 @@
+"""Benchmarks: ratios to a named baseline, measured in the same run."""
