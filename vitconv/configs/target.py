@@ -1,0 +1,196 @@
+"""What a configuration writer is given, what it answers, and the questions that all of them ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Any
+
+from vitconv.layout.semantics import Semantics
+
+
+@dataclass(frozen=True)
+class Target:
+    """The network that was written, as its configuration writer needs it.
+
+    Attributes:
+        dialect: the dialect's name.
+        sizes: {axis letter: size} of the tensors, with `i` for the depth.
+        facts: what the weights do not say.
+        names: canonical names of the tensors.
+        keys: the names in the written file.
+        extra: what a configuration beside the source said besides facts (labels, crop_pct, interpolation), and
+            `dtype`, the safetensors name of the dtype written.
+    """
+
+    dialect: str
+    sizes: Mapping[str, int]
+    facts: Semantics
+    names: frozenset[str]
+    keys: frozenset[str]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Return True when the canonical tensor is there."""
+        return name in self.names
+
+    def in_block(self, name: str) -> bool:
+        """Return True when the tensor is there in the first block."""
+        return f"blocks.0.{name}" in self.names
+
+
+@dataclass(frozen=True)
+class Config:
+    """Files to be written beside the weights: {name: JSON value}."""
+
+    files: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def texts(self) -> dict[str, str]:
+        """Return {file name: text}, as the libraries lay it out."""
+        return {name: json.dumps(value, indent=2) + "\n" for name, value in self.files.items()}
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Facts without which no configuration can be written, each with the option that states it."""
+
+    facts: tuple[str, ...]
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """Return one line that names the options which complete the configuration."""
+        options = " ".join(f"--set {name}={self.hints.get(name, '...')}" for name in self.facts)
+        return f"left out, since the weights do not say {', '.join(self.facts)}; complete it with {options}"
+
+
+@dataclass(frozen=True)
+class Inexpressible:
+    """Reasons why the library's configuration cannot say what this network is."""
+
+    reasons: tuple[str, ...]
+
+    def line(self) -> str:
+        """Return one line with the reasons."""
+        return f"left out: {'; '.join(self.reasons)}"
+
+
+Written = Config | Lacking | Inexpressible
+
+_EXAMPLES: Mapping[str, str] = {
+    "heads": "12",
+    "norm_placement": "pre",
+    "norm_kind": "layernorm",
+    "norm_eps": "1e-6",
+    "final_norm_eps": "1e-6",
+    "embed_norm_eps": "1e-5",
+    "qk_norm_eps": "1e-6",
+    "activation": "gelu",
+    "pooling": "token",
+    "residual_alpha": "2.2134",
+    "grid": "14x14",
+}
+
+
+class Draft:
+    """Collects, while a configuration is put together, what is lacking and what cannot be said."""
+
+    def __init__(self, target: Target, library: str) -> None:
+        self.target = target
+        self.library = library
+        self.lacking: dict[str, str] = {}
+        self.reasons: list[str] = []
+        self.notes: list[str] = []
+
+    def need(self, name: str) -> Any:
+        """Return a fact, or note that it is lacking and return None."""
+        value = getattr(self.target.facts, name)
+        if value is None:
+            self.lacking[name] = _EXAMPLES.get(name, "...")
+        return value
+
+    def refuse(self, reason: str) -> None:
+        """Note a reason why the library cannot express the network."""
+        self.reasons.append(reason)
+
+    def only(self, name: str, *allowed: Any, why: str, needed: bool = False) -> None:
+        """Refuse a known fact that is not among `allowed`; an unknown one is lacking only if `needed`."""
+        value = self.need(name) if needed else getattr(self.target.facts, name)
+        if value is not None and value not in allowed:
+            self.refuse(f"{name}={_text(value)}: {why}")
+
+    def named(self, name: str, table: Mapping[str, str]) -> str:
+        """Return the library's word for a needed fact."""
+        value = self.need(name)
+        if value is not None and value not in table:
+            self.refuse(f"{name}={value}: {self.library} has no name for it")
+        return table.get(value, "")
+
+    def one_eps(self) -> float:
+        """Return the eps that all norms share; norms with different eps are refused, unknown ones lacking."""
+        target = self.target
+        places = ["norm_eps"]
+        if any(target.has(f"{n}.weight") for n in ("norm", "pool.norm", "trunk_norm")):
+            places.append("final_norm_eps")
+        if target.has("embed.norm.weight"):
+            places.append("embed_norm_eps")
+        if target.in_block("attn.q_norm.weight"):
+            places.append("qk_norm_eps")
+        values = {name: self.need(name) for name in places}
+        if None not in values.values() and len(set(values.values())) > 1:
+            said = ", ".join(f"{name}={value:g}" for name, value in values.items())
+            self.refuse(f"{said}: a configuration of {self.library} states one eps for all norms")
+        return float(values["norm_eps"] or 0.0)
+
+    def heads(self) -> int:
+        """Return the head count, checked against the attention width."""
+        heads, a = self.need("heads"), self.target.sizes.get("a", self.target.sizes["d"])
+        if heads is not None and a % heads:
+            self.refuse(f"heads={heads} does not divide the attention width {a}")
+        scale = self.target.facts.attention_scale
+        if heads is not None and scale is not None and abs(scale - (a / heads) ** -0.5) > 1e-6 * scale:
+            self.refuse(f"attention_scale={scale:g}: {self.library} scales by 1/sqrt({a // heads})")
+        return int(heads or 1)
+
+    def image_size(self) -> tuple[int, int]:
+        """Return (height, width) in pixels: the fact, else the grid times the patch; never from a square count.
+
+        A table of 16 positions is 4x4 or 2x8, so the count alone is only good for a suggestion.
+        """
+        facts, sizes = self.target.facts, self.target.sizes
+        p, n = sizes["p"], sizes.get("n")
+        q = sizes.get("q", p)
+        size, grid = facts.image_size, facts.grid
+        if size is None and grid is None:
+            side = isqrt(n or 0)
+            self.lacking["grid"] = f"{side}x{side}" if n and side * side == n else "ROWSxCOLUMNS"
+            return p, q
+        if size is None:
+            assert grid is not None
+            size = (grid[0] * p, grid[1] * q)
+        fits = (size[0] // p, size[1] // q)
+        if grid is not None and grid != fits:
+            self.refuse(f"grid={_text(grid)}, but image_size={_text(size)} makes it {_text(fits)}")
+        elif n is not None and fits[0] * fits[1] != n:
+            self.refuse(f"a grid of {_text(fits)} has {fits[0] * fits[1]} places, the position table {n}")
+        return size
+
+    def close(self, files: Mapping[str, Any]) -> Written:
+        """Return the configuration, or why there is none."""
+        if self.reasons:
+            return Inexpressible(tuple(self.reasons))
+        if self.lacking:
+            return Lacking(tuple(self.lacking), dict(self.lacking))
+        return Config(dict(files), tuple(self.notes))
+
+
+def _text(value: Any) -> str:
+    return (
+        "x".join(map(str, value))
+        if isinstance(value, tuple)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else f"{value}"
+    )
