@@ -8,7 +8,7 @@ from typing import Any
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.match import Header, Match, collapse, readings
+from vitconv.layout.match import Header, Match, closest, collapse, fitting
 from vitconv.layout.rule import Forbid
 
 SHOWN = 8
@@ -37,31 +37,31 @@ def detect(
         Refused: the file is of a kind that is known and cannot be carried; the message has the reason.
     """
     header = Header(shapes)
-    closest: list[Match] = []
-    fitting: list[Match] = []
+    fits: list[Match] = []
+    asked: list[tuple[Dialect, dict[str, str]]] = []
     for dialect in dialects:
         known = {c.name for c in dialect.choices}
         wanted = {k: v for k, v in (choices or {}).items() if k in known}
         dialect.check_choices(wanted)
-        for m in readings(dialect, header, wanted, given, facts):
-            (fitting if m.fits else closest).append(m)
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise _ambiguous(fitting)
-    raise _unrecognised(header, closest)
+        asked.append((dialect, wanted))
+        fits += fitting(dialect, header, wanted, given, facts)
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        raise _ambiguous(fits)
+    raise _unrecognised(header, [closest(dialect, header, wanted, given) for dialect, wanted in asked])
 
 
-def _ambiguous(fitting: list[Match]) -> Ambiguous:
-    names = list(dict.fromkeys(m.dialect.name for m in fitting))
+def _ambiguous(fits: list[Match]) -> Ambiguous:
+    names = list(dict.fromkeys(m.dialect.name for m in fits))
     if len(names) > 1:
         return Ambiguous(f"the tensors fit {' and '.join(names)}; say which with --from {'|'.join(names)}")
     lines = []
-    for choice in fitting[0].dialect.choices:
-        options = list(dict.fromkeys(m.variant.names[choice.name] for m in fitting))
+    for choice in fits[0].dialect.choices:
+        options = list(dict.fromkeys(m.variant.names[choice.name] for m in fits))
         if len(options) > 1:
-            firsts = {o: next(m for m in fitting if m.variant.names[choice.name] == o) for o in options}
-            how = "; ".join(f"{o}: {_sizes(m, fitting)}" for o, m in firsts.items())
+            firsts = {o: next(m for m in fits if m.variant.names[choice.name] == o) for o in options}
+            how = "; ".join(f"{o}: {_sizes(m, fits)}" for o, m in firsts.items())
             grid = " or --set grid=HxW" if choice.square else ""
             say = f"--set from.{choice.name}={'|'.join(options)}{grid}"
             lines.append(f"{choice.name} may be {' or '.join(options)} ({how}); say which with {say}")
@@ -73,12 +73,12 @@ def _sizes(m: Match, others: list[Match]) -> str:
     return ", ".join(f"{k}={v}" for k, v in differ.items()) or "same sizes"
 
 
-def _unrecognised(header: Header, closest: list[Match]) -> NotRecognised | Refused:
+def _unrecognised(header: Header, nearest: list[Match]) -> NotRecognised | Refused:
     if not header.shapes:
         return NotRecognised("the file holds no tensors")
-    if not closest:
+    if not nearest:
         return NotRecognised("there is no dialect to compare with")
-    m = min(closest, key=lambda m: (m.badness, -len(m.bound)))
+    m = min(nearest, key=lambda m: (m.badness, -len(m.bound)))
     hits = [(f, hit) for f in m.dialect.forbids if (hit := _hits(f, m))]
     reasons = [f"{f.reason} ({'without ' if f.absent else ''}{_list(hit)})" for f, hit in hits]
     # With nothing else to go by, the forbidden keys themselves must be most of the file.

@@ -118,14 +118,32 @@ class Variant:
         """True when every option goes together with the others."""
         return all(self.names[c] in allowed for o in self.options for c, allowed in o.only.items())
 
+    def needed(self) -> Iterator[str]:
+        """Yield the keys without which nothing fits; those that an alias may stand for are left out."""
+        entries = list(self._entries())
+        served = {e.of for e in entries if isinstance(e, Alias)}
+        bind, last = self._words
+        for e in entries:
+            if isinstance(e, Rule) and not e.optional and e.key not in served:
+                # the body is empty in a network of one layer
+                if e.layers == "first" or "{i}" not in e.key:
+                    yield _fill(e.key, bind)
+                elif e.layers != "body":
+                    yield _fill(e.key, last)
+
+    @cached_property
+    def _words(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The words of the body and those of the last layer."""
+        bind = {word: text for o in self.options for word, text in o.bind.items()}
+        return bind, bind | {word: text for o in self.options for word, text in o.last.items()}
+
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """Rules, constants and aliases, words filled in; nested words are filled from the outside in.
 
         An entry whose words differ in the last layer becomes two: one for the body, one for the last.
         """
-        bind = {word: text for o in self.options for word, text in o.bind.items()}
-        last = bind | {word: text for o in self.options for word, text in o.last.items()}
+        bind, last = self._words
         out = []
         for e in self._entries():
             if isinstance(e, Tie):
@@ -165,14 +183,16 @@ def _item(e: Rule | Const | Alias, bind: Mapping[str, str], layers: str) -> Item
 
 def _fill(template: str, bind: Mapping[str, str]) -> str:
     for _ in range(3):
-        words = [w for w in _WORD.findall(template) if w != "i"]
-        if not words:
-            return template
-        for w in words:
+        for w in _words_in(template):
             if w not in bind:
                 raise LayoutError(f"{template!r}: no choice binds {{{w}}}")
             template = template.replace(f"{{{w}}}", bind[w])
     return template
+
+
+@cache
+def _words_in(template: str) -> tuple[str, ...]:
+    return tuple(w for w in _WORD.findall(template) if w != "i")
 
 
 @cache

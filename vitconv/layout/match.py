@@ -121,13 +121,32 @@ def readings(
     facts: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Return every variant that fits, or the single closest one when none does."""
-    tried = [_cover(v, header) for v in dialect.variants if v.agrees(wanted or {})]
-    best = min((m.badness for m in tried), default=(0, 0))
-    if best != (0, 0):
-        return [next(m for m in tried if m.badness == best)]
-    solved = [_solve(m, header, given) for m in tried if m.badness == (0, 0)]
-    fitting = [m for m in solved if m.fits]
-    return _decide(dialect, fitting, facts or {}) if fitting else solved[:1]
+    return fitting(dialect, header, wanted, given, facts) or [closest(dialect, header, wanted, given)]
+
+
+def fitting(
+    dialect: Dialect,
+    header: Header,
+    wanted: Mapping[str, str] | None = None,
+    given: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[Match]:
+    """Return every variant that fits, passing over those of which a needed tensor is nowhere."""
+    named = [v for v in dialect.variants if v.agrees(wanted or {}) and all(map(header.find, v.needed()))]
+    tried = [m for m in (_cover(v, header) for v in named) if m.fits]
+    solved = [m for m in (_solve(m, header, given) for m in tried) if m.fits]
+    return _decide(dialect, solved, facts or {})
+
+
+def closest(
+    dialect: Dialect,
+    header: Header,
+    wanted: Mapping[str, str] | None = None,
+    given: Mapping[str, int] | None = None,
+) -> Match:
+    """Return the variant with the fewest unknown and missing keys, or the conflict of shapes when names do fit."""
+    m = min((_cover(v, header) for v in dialect.variants if v.agrees(wanted or {})), key=lambda m: m.badness)
+    return _solve(m, header, given) if m.fits else m
 
 
 def _cover(variant: Variant, header: Header) -> Match:

@@ -221,8 +221,8 @@ def const(whole: str, value: float | str, *, dtype: str = "I64", optional: bool 
 
 def alias(key: str, of: str) -> tuple[Alias, ...]:
     """Build a second name for the dialect's own tensor `of`."""
-    if set(_FIELD.findall(key)) != set(_FIELD.findall(of)):
-        raise LayoutError(f"alias {key!r} and {of!r} name different fields")
+    if ("{i}" in key) != ("{i}" in of):
+        raise LayoutError(f"alias {key!r} and {of!r}: one is per layer, the other is not")
     return (Alias(key, of),)
 
 
