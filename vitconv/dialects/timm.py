@@ -1,6 +1,6 @@
 """timm's VisionTransformer: fused qkv in q, k, v order, heads contiguous, class token first.
 
-Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py (1.0.31) and deit.py for the distilled heads.
+Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0.31, and deit.py for distilled heads.
 """
 
 from vitconv.layout.dialect import Dialect
