@@ -114,11 +114,11 @@ def _facts(prepared: Prepared) -> list[Any]:
 
 
 def _notes(prepared: Prepared) -> list[str]:
-    from vitconv.conversion.convert import log_lines
+    from vitconv.conversion.convert import assumed_lines, log_lines
     from vitconv.layout.match import collapse
 
     p = prepared.plan
-    notes = [*prepared.source.notes, *log_lines(p)]
+    notes = [*prepared.source.notes, *assumed_lines(p), *log_lines(p)]
     if p.target.fills:
         notes.append(f"made up, exact for the function: {', '.join(collapse(p.target.fills))}")
     if prepared.dropped:
@@ -162,11 +162,10 @@ def converted(prepared: Prepared, done: Done) -> Report:
     lines = _notes(prepared)
     if done.lacking:
         lines.append(done.lacking)
-    word = "converted"
     return Report(
         "vitconv.convert",
         f"{prepared.source.checkpoint.path} to {prepared.order.to}",
-        verdict=Verdict(word, "ok"),
+        verdict=Verdict("converted", "ok"),
         facts=tuple(facts),
         sections=_note_section(lines),
     )

@@ -43,11 +43,8 @@ def _text(contents: Any) -> str:
     return contents if isinstance(contents, str) else json.dumps(contents, indent=2) + "\n"
 
 
-def configs_for(p: Plan, folder: bool) -> Beside:
-    """Return the configuration files of the target for this plan.
-
-    `folder` says that the output is a folder of its own, which becomes what the target's library opens.
-    """
+def configs_for(p: Plan) -> Beside:
+    """Return the configuration files of the target for this plan."""
     from vitconv.configs.write import write_configs
 
     variant = p.target.variant

@@ -178,7 +178,7 @@ def _edited(network: Network, order: Order) -> Network:
 
 def _consented(p: Plan, order: Order) -> tuple[Cell, ...]:
     """Return the tensors that are lost with consent; refuse when any is lost without."""
-    used = [pattern for pattern in order.drop]
+    used = list(order.drop)
     dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in used))
     idle = [x for x in used if not any(_matches(x, c) for c in p.residue)]
     if idle:
@@ -223,7 +223,7 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     check_equal(p, sources)
     check_values(p, sources)
     file, folder = _where(dst, order)
-    beside = configs_for(p, folder is not None)
+    beside = configs_for(p)
     _check_beside(beside, file, folder)
     outs = _named(outputs(p, sources), prepared)
     if not order.keep_order:
@@ -289,13 +289,12 @@ def _metadata(prepared: Prepared) -> dict[str, str]:
         return {"format": "pt"}
     p, source = prepared.plan, prepared.source
     own = {k: v for k, v in source.checkpoint.metadata.items() if not k.startswith("vitconv")}
-    facts = p.network.facts.filled({k: v for k, v in p.target.variant.implies.items() if not isinstance(v, tuple)})
     record = {
         "format": "pt",
         "vitconv": __version__,
         DIALECT: p.target.variant.dialect.name,
         VARIANT: json.dumps(p.target.variant.names, separators=(",", ":")),
-        FACTS: facts.to_json(),
+        FACTS: p.network.facts.to_json(),
         "vitconv.source": json.dumps(
             {
                 "dialect": source.match.dialect.name,
@@ -325,6 +324,16 @@ def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
     outs = [Out(c.name, c.dtype, c.shape, chunks(c)) for c in cells]
     write_file(path, outs, {"format": "pt", RESIDUE: prepared.source.match.dialect.name}, inputs=inputs)
     return path
+
+
+def assumed_lines(p: Plan) -> list[str]:
+    """Return one line per fact that the target fixes and nothing says of the source."""
+    known = {**p.network.open, **p.network.facts.known()}
+    return [
+        f"{name}: {p.target.variant.dialect.name} computes {value}; nothing says whether the source does too"
+        for name, value in p.target.variant.implies.items()
+        if name not in known and not isinstance(value, tuple)
+    ]
 
 
 def log_lines(p: Plan) -> list[str]:

@@ -106,7 +106,14 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
     if wishes.choices:
         _check_choices(wishes.choices, dialects)
-    branch, match = _read(branch, dialects, choices, wishes, facts)
+    try:
+        branch, match = _read(branch, dialects, choices, wishes, facts)
+    except Ambiguous:
+        # What the writer recorded may decide between dialects that fit alike, never against the tensors.
+        said = [d for d in dialects if d.name == checkpoint.metadata.get(DIALECT)]
+        if not said or len(dialects) == 1:
+            raise
+        branch, match = _read(branch, said, choices, wishes, facts)
     release, more = _released(match, facts)
     notes = [*checkpoint.notes, *notes, *match.notes, *more]
     if branch.note:
@@ -171,10 +178,16 @@ def _recorded(metadata: Mapping[str, str], dialects: Iterable[Dialect]) -> dict[
 
 
 def _check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
-    known = {c.name: o.name for d in dialects for c in d.choices for o in c.options}
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"no source dialect has a choice {name!r}; choices: {', '.join(sorted(known))}")
+    known: dict[str, set[str]] = {}
+    for choice in (c for d in dialects for c in d.choices):
+        known.setdefault(choice.name, set()).update(o.name for o in choice.options)
+    for name, option in wanted.items():
+        if option not in known.get(name, ()):
+            has = ", ".join(sorted(known[name])) if name in known else ""
+            raise UsageError(
+                f"from.{name}={option}: "
+                + (f"expected one of {has}" if has else f"choices: {', '.join(sorted(known))}")
+            )
 
 
 def gather_facts(checkpoint: Checkpoint, wishes: Wishes) -> tuple[Semantics, dict[str, str], list[str]]:

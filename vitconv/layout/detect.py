@@ -27,7 +27,7 @@ def detect(
     Args:
         shapes: {key: shape} of the file, its envelope taken off.
         dialects: the candidates.
-        choices: options told by the user, {choice: option}; used for the dialects that have the choice.
+        choices: options told by the user, {choice: option}; used for the dialects that have them.
         given: axis sizes told by the user, {axis: size}.
         facts: facts known from beside the tensors, such as the grid.
 
@@ -40,9 +40,8 @@ def detect(
     fits: list[Match] = []
     asked: list[tuple[Dialect, dict[str, str]]] = []
     for dialect in dialects:
-        known = {c.name for c in dialect.choices}
-        wanted = {k: v for k, v in (choices or {}).items() if k in known}
-        dialect.check_choices(wanted)
+        known = {c.name: {o.name for o in c.options} for c in dialect.choices}
+        wanted = {k: v for k, v in (choices or {}).items() if v in known.get(k, ())}
         asked.append((dialect, wanted))
         fits += fitting(dialect, header, wanted, given, facts)
     if len(fits) == 1:
