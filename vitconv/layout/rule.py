@@ -170,7 +170,7 @@ def rule(
         raise LayoutError(f"layers={layers!r}: expected one of {', '.join(LAYERS)}")
     m = _LIST.search(whole)
     if m:
-        items = m[1].split(",")
+        items = _items(whole, m)
         right = [_LIST.search(p) for p in parts]
         if not all(r is None or len(r[1].split(",")) == len(items) for r in right) or not any(right):
             raise caret(whole, m.start(), "a list on both sides needs the same length on both")
@@ -178,13 +178,14 @@ def rule(
         for j, item in enumerate(items):
             left = whole[: m.start()] + item.strip() + whole[m.end() :]
             these = [p if r is None else _put(p, r, j) for p, r in zip(parts, right, strict=True)]
-            out += rule(left, *these, optional=optional, layers=layers, fill=fill)
+            own = {name: x for name, x in (fill or {}).items() if any(t.startswith(f"{name}:") for t in these)}
+            out += rule(left, *these, optional=optional, layers=layers, fill=own)
         return tuple(out)
     key, axes = _side(whole)
     sides: list[Part] = []
     for text in parts:
         inner = _LIST.search(text)
-        count = len(inner[1].split(",")) if inner else 1
+        count = len(_items(text, inner)) if inner else 1
         sides += [Part(*_side(_put(text, inner, j) if inner else text)) for j in range(count)]
     filled = tuple((fill or {}).items())
     made = Rule(key, axes, tuple(sides), optional, layers, filled)
@@ -231,6 +232,13 @@ def tie(parts: Sequence[str], of: str) -> tuple[Tie, ...]:
     return (Tie(tuple(parts), of),)
 
 
+def _items(text: str, m: re.Match[str]) -> list[str]:
+    items = m[1].split(",")
+    if not all(map(str.strip, items)):
+        raise caret(text, m.start(), "an item of this list is empty")
+    return items
+
+
 def _put(text: str, m: re.Match[str], j: int) -> str:
     return text[: m.start()] + m[1].split(",")[j].strip() + text[m.end() :]
 
@@ -261,6 +269,11 @@ def _check(r: Rule) -> None:
         raise LayoutError(f"{len(terms)} terms are joined but there are {len(r.parts)} parts: {r}")
     if starred != ((len(r.parts) > 1 and not terms) or r.scanned):
         raise LayoutError(f"several parts need a '*' or a '+' axis in the whole, one part needs none: {r}")
+    if r.per_layer and r.layers in ("all", "body") and (one := [p.key for p in r.parts if "{i}" not in p.key]):
+        raise LayoutError(f"a tensor of every layer cannot be one tensor for all layers, {', '.join(one)}: {r}")
+    unknown = [name for name, _ in r.fill if name not in {p.key for p in r.parts}]
+    if unknown:
+        raise LayoutError(f"fill names {', '.join(map(repr, unknown))}, which is no part: {r}")
     if r.scanned and len(r.parts) > 1:
         raise LayoutError(f"a whole that stacks the layers takes one part: {r}")
     common = [x for a in r.axes if not a.joined for x in a.atoms if x not in ("*", "1")]

@@ -83,13 +83,14 @@ def parse_axes(text: str, start: int = 0) -> Axes:
 
 
 def _check_once(axes: list[Axis], text: str, start: int) -> None:
+    sums = [m.start() for m in re.finditer(r"\([^)]*\+", text) if m.start() >= start]
+    if len(sums) > 1:
+        raise caret(text, sums[1], "at most one axis may be a sum")
     seen: set[str] = set()
-    if sum(a.joined for a in axes) > 1:
-        raise caret(text, start, "at most one axis may be a sum")
-    for atom in (x for a in axes for x in a.atoms if not x.isdigit()):
+    for atom in atoms(tuple(axes)):
         if atom in seen:
             at = [m.start() for m in re.finditer(rf"(?<!\w){re.escape(atom)}(?!\w)", text) if m.start() >= start]
-            raise caret(text, at[-1] if at else start, f"axis {atom!r} stands twice")
+            raise caret(text, at[-1], f"axis {atom!r} stands twice")
         seen.add(atom)
 
 
