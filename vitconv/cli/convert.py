@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     "--shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (500MB, 2GiB) with an index."
 )
 @click.option("--plain", is_flag=True, help="Write no metadata of vitconv, as the reference writer would.")
+@click.option("--sync/--no-sync", default=True, show_default=True, help="Wait until the disk has the data (fsync).")
 @click.option("--prove", is_flag=True, help="Read the written file again and compare every byte with the source.")
 @source_options
 @json_option
@@ -52,6 +53,7 @@ def command(
     keep_envelope: bool,
     shard_size: str | None,
     plain: bool,
+    sync: bool,
     prove: bool,
     as_json: bool,
     **options: Any,
@@ -84,6 +86,7 @@ def command(
         shard_bytes=bytes_of(shard_size) if shard_size else None,
         plain=plain,
         prove=prove,
+        sync=sync,
     )
     if dry_run:
         prepared = prepare(src, order)

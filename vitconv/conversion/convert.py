@@ -53,6 +53,7 @@ class Order:
         shard_bytes: largest shard, or None for one file.
         plain: write no metadata of our own, so that the file equals the reference writer's.
         prove: read the written file again and compare every byte.
+        sync: wait until the disk has the data before the file takes its name, so that it survives a power cut.
     """
 
     to: str
@@ -68,6 +69,7 @@ class Order:
     shard_bytes: int | None = None
     plain: bool = False
     prove: bool = False
+    sync: bool = True
 
 
 @dataclass(frozen=True)
@@ -232,12 +234,14 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
     residue = _write_residue(prepared, inputs)
     if folder is not None and order.shard_bytes is not None:
-        files = write_sharded(folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs)
+        files = write_sharded(
+            folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
+        )
     else:
         if folder is not None:
             folder.mkdir(exist_ok=True)
         reflink = prepared.source.checkpoint if order.keep_order else None
-        write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs)
+        write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
         files = [file]
     configs = beside.write(folder or file.parent)
     if order.prove:
