@@ -125,20 +125,27 @@ def _need_all(target: Dialect, said: Encoding) -> None:
 
 
 def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:
-    open_facts = undecided(said.variant, facts)
-    if open_facts:
-        name, value = next(iter(open_facts.items()))
+    for name, implied in undecided(said.variant, facts).items():
+        values = [str(v).lower() if isinstance(v, bool) else str(v) for v in _several(implied)]
+        how = f"--set {name}={'|'.join(values)}"
+        if name == "kv_normalised":
+            how += ", or --set release=X.Y.Z of the library that wrote it"
         raise Refused(
-            f"{target.title} computes {name.replace('_', ' ')} = {value}, but this file does not say whether it does too;\n "
-            f" say --set {name}={str(value).lower() if isinstance(value, bool) else value} if so"
-            + (" (or --set release=X.Y.Z of the library that wrote it)" if name == "kv_normalised" else "")
+            f"{target.title} computes {name.replace('_', ' ')} {' or '.join(values)}, and nothing says whether this"
+            f" network does; say so with {how}"
         )
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _filled(network: Network, said: Encoding, sizes: Mapping[str, int]) -> Network:
     """Return the network with the tensors that the target asks for and the function does not feel."""
     for b in said.bound:
-        present = [network.cells[n] for n in b.parts if n in network.cells]
+        # A bias made up out of nothing takes the dtype of its weight.
+        siblings = (n.removesuffix(".bias") + ".weight" for n in b.parts)
+        present = [network.cells[n] for n in (*b.parts, *siblings) if n in network.cells]
         for j, name in enumerate(b.parts):
             if name in said.fills and name not in network.cells:
                 shape = shape_of(b.rule.parts[0 if b.rule.scanned else j].axes, sizes)
