@@ -92,6 +92,11 @@ class Item:
         """True when the tensor may be absent."""
         return isinstance(self.entry, Alias) or self.entry.optional
 
+    @property
+    def group(self) -> str:
+        """The group of optional tensors it belongs to, or ""."""
+        return self.entry.group if isinstance(self.entry, Rule) else ""
+
 
 @dataclass(frozen=True, eq=False)
 class Variant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,10 +110,16 @@ def _wanted(item: Item, depth: int) -> list[int | None]:
     return list(layers_of(item.layers, depth)) if "{i}" in item.key else [None]
 
 
+def _alive(v: Variant, have: Container[str]) -> set[str]:
+    """Return the groups of optional tensors of which the network has any."""
+    return {item.group for item in v.items if item.group and any(p in have for p in item.parts)}
+
+
 def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[int, int, int]:
     """Return (tensors lacking, canonical tensors left over, tensors made up) without naming them."""
     said: dict[str, set[int | None]] = {}
     lacking = made_up = 0
+    alive = _alive(v, have)
     for item in v.items:
         if not isinstance(item.entry, Rule):
             continue
@@ -126,11 +132,12 @@ def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[
         present = [layer <= have.get(p, set()) for p, layer in parts]
         any_there = any(layer & have.get(p, set()) for p, layer in parts)
         sayable = all(ok or p in fills for ok, (p, _) in zip(present, parts, strict=True))
-        if sayable and (any(present) or not item.optional):
+        optional = item.optional and item.group not in alive
+        if sayable and (any(present) or not optional):
             made_up += len(layers) * present.count(False)
             for p, layer in parts:
                 said.setdefault(p, set()).update(layer)
-        elif any_there or not item.optional:
+        elif any_there or not optional:
             lacking += len(layers)
     for t in v.ties:
         for p in t.parts:
@@ -145,7 +152,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
     missing: dict[str, tuple[str, ...]] = {}
     copies: dict[str, str] = {}
     said: set[str] = set()
-    by_key: dict[str, str] = {}
+    alive = _alive(v, set(map(template_of, names)))
     for item in v.items:
         entry = item.entry
         if not isinstance(entry, Rule):
@@ -156,7 +163,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
             b = bind(item, key, layer, depth)
             lacks = [n for n in b.parts if n not in names]
             fixable = {n: filled[template_of(n)] for n in lacks if template_of(n) in filled}
-            if item.optional and len(lacks) == len(b.parts):
+            if item.optional and item.group not in alive and len(lacks) == len(b.parts):
                 continue
             if len(fixable) < len(lacks):
                 missing[key] = tuple(n for n in lacks if n not in fixable)
@@ -164,7 +171,6 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
             bound.append(b)
             fills |= fixable
             said |= set(b.parts)
-            by_key.setdefault(item.key, key)
     for t in v.ties:
         said |= {p.replace("{i}", str(i)) for p in t.parts for i in range(depth)}
     keys = {b.key for b in bound}

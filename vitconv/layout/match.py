@@ -34,7 +34,7 @@ class Header:
 
     shapes: Mapping[str, tuple[int, ...]]
     _found: dict[str, dict[int | None, str]] = field(default_factory=dict, repr=False)
-    _covered: dict[tuple[int, str, str, int], Covered] = field(default_factory=dict, repr=False)
+    _covered: dict[tuple[int, str, str, int, bool], Covered] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _by_form(self) -> dict[str, list[str]]:
@@ -54,15 +54,17 @@ class Header:
             self._found[template] = found
         return self._found[template]
 
-    def cover(self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None) -> Covered:
+    def cover(
+        self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None, *, optional: bool = False
+    ) -> Covered:
         """Return what a rule or constant explains, and what it lacks; `stand_in` are aliases that may serve."""
-        memo = (id(item.entry), item.key, item.layers, depth)
+        memo = (id(item.entry), item.key, item.layers, depth, optional)
         if memo not in self._covered:
             keys = {**(stand_in or {}), **self.find(item.key)}
             want = _expected(item, depth)
             here = {i: k for i, k in keys.items() if i in want}
             absent = [i for i in want if i not in here]
-            lacks = absent and (here or not item.optional)
+            lacks = absent and (here or not optional)
             missing = [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
             bound = [] if isinstance(item.entry, Const) else [bind(item, key, i, depth) for i, key in here.items()]
             self._covered[memo] = Covered(frozenset(here.values()), tuple(missing), tuple(bound))
@@ -154,6 +156,7 @@ def _cover(variant: Variant, header: Header) -> Match:
     stand_in = {item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)}
     # At least one block: without any, a lone head or token would pass for a network.
     depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=0)
+    alive = {item.group for item in variant.items if item.group and header.find(item.key)}
     explained: set[str] = set()
     missing: list[str] = []
     bound: list[Bound] = []
@@ -165,7 +168,7 @@ def _cover(variant: Variant, header: Header) -> Match:
             explained |= set(keys.values())
             copies |= {key: original[i] for i, key in keys.items() if i in original}
             continue
-        part = header.cover(item, depth, stand_in.get(item.key))
+        part = header.cover(item, depth, stand_in.get(item.key), optional=item.optional and item.group not in alive)
         explained |= part.explained
         missing += part.missing
         bound += part.bound

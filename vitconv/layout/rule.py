@@ -39,6 +39,7 @@ class Rule:
         key: name template of the whole; `axes` are its axes.
         parts: the canonical tensors, in order along `*` or `+`.
         optional: the whole may be absent: in every layer or in none.
+        group: optional rules of one group are all there, or none of them is.
         layers: which layers it speaks of: all, body (all but the last), last, first.
         fill: canonical tensors that may be absent on encode and are then written as this number, said aloud.
     """
@@ -49,6 +50,7 @@ class Rule:
     optional: bool = False
     layers: str = "all"
     fill: tuple[tuple[str, float], ...] = ()
+    group: str = ""
 
     @property
     def per_layer(self) -> bool:
@@ -160,6 +162,7 @@ def rule(
     optional: bool = False,
     layers: str = "all",
     fill: Mapping[str, float] | None = None,
+    group: str = "",
 ) -> tuple[Rule, ...]:
     """Build the rules of one line of the notation, more than one when both sides hold lists of equal length.
 
@@ -179,7 +182,7 @@ def rule(
             left = whole[: m.start()] + item.strip() + whole[m.end() :]
             these = [p if r is None else _put(p, r, j) for p, r in zip(parts, right, strict=True)]
             own = {name: x for name, x in (fill or {}).items() if any(t.startswith(f"{name}:") for t in these)}
-            out += rule(left, *these, optional=optional, layers=layers, fill=own)
+            out += rule(left, *these, optional=optional, layers=layers, fill=own, group=group)
         return tuple(out)
     key, axes = _side(whole)
     sides: list[Part] = []
@@ -188,7 +191,7 @@ def rule(
         count = len(_items(text, inner)) if inner else 1
         sides += [Part(*_side(_put(text, inner, j) if inner else text)) for j in range(count)]
     filled = tuple((fill or {}).items())
-    made = Rule(key, axes, tuple(sides), optional, layers, filled)
+    made = Rule(key, axes, tuple(sides), optional, layers, filled, group)
     _check(made)
     return (made,)
 
@@ -196,21 +199,28 @@ def rule(
 def linear(
     whole: str, part: str, axes: str, *, optional: bool = False, layers: str = "all", bias: bool | None = True
 ) -> tuple[Rule, ...]:
-    """Build weight and bias of a linear layer, `axes` as `out in`; `bias` False makes it optional, None none."""
+    """Build weight and bias of a linear layer, `axes` as `out in`; `bias` False makes it optional, None none.
+
+    An `optional` layer has both or neither.
+    """
     first = axes.split()[0]
-    out = rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}", optional=optional, layers=layers)
+    group = whole if optional and bias else ""
+    out = rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}", optional=optional, layers=layers, group=group)
     if bias is None:
         return out
     may = optional or not bias
-    return out + rule(f"{whole}.bias: {first}", f"{part}.bias: {first}", optional=may, layers=layers)
+    return out + rule(f"{whole}.bias: {first}", f"{part}.bias: {first}", optional=may, layers=layers, group=group)
 
 
 def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, layers: str = "all") -> tuple[Rule, ...]:
-    """Build weight and bias of a norm over `axis`."""
+    """Build weight and bias of a norm over `axis`; an `optional` norm has both or neither."""
+    group = whole if optional else ""
     return tuple(
         r
         for kind in ("weight", "bias")
-        for r in rule(f"{whole}.{kind}: {axis}", f"{part}.{kind}: {axis}", optional=optional, layers=layers)
+        for r in rule(
+            f"{whole}.{kind}: {axis}", f"{part}.{kind}: {axis}", optional=optional, layers=layers, group=group
+        )
     )
 
 
