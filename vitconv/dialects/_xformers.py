@@ -2,8 +2,8 @@
 
 Source: facebookresearch/xformers, xformers/factory/block_factory.py, xformers/components/residual.py (wrappers),
 xformers/components/feedforward/, xformers/components/positional_embedding/learnable.py, patch_embedding.py; 0.0.1 to
-0.0.28.post3. Shared by the two dialects of its two epochs. The path words: {trunk} is what stands before `encoders`, {att} and {ff} the two branches of a block,
-{att_norm} and {ff_norm} their norms, {final} the name of the trunk's own last norm.
+0.0.28.post3. Shared by the dialects of its two epochs. The path words: {trunk} is what stands before `encoders`, {att}
+and {ff} the two branches of a block, {att_norm} and {ff_norm} their norms, {final} the trunk's own last norm.
 """
 
 from collections.abc import Mapping

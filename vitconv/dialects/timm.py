@@ -4,16 +4,59 @@ Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0
 """
 
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
+from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
 
 _B = "blocks.{i}."
+
+# {key: (canonical name, axis)} of every norm; the two of a block are always there.
+_BLOCK_NORMS = {_B + "norm1": ("blocks.{i}.norm1", "d"), _B + "norm2": ("blocks.{i}.norm2", "d")}
+_OTHER_NORMS = {
+    "norm_pre": ("embed.norm", "d"),
+    _B + "attn.q_norm": ("blocks.{i}.attn.q_norm", "e"),
+    _B + "attn.k_norm": ("blocks.{i}.attn.k_norm", "e"),
+    _B + "attn.norm": ("blocks.{i}.attn.norm", "a"),
+    _B + "mlp.norm": ("blocks.{i}.mlp.norm", "m"),
+    "norm": ("norm", "d"),
+    "fc_norm": ("pool.norm", "d"),
+}
+
+
+def _norms(*, bias: bool) -> tuple[Entry, ...]:
+    """Build all norms of one kind: LayerNorm with a bias each, or RmsNorm without."""
+    out: list[Entry] = []
+    for optional, norms in ((False, _BLOCK_NORMS), (True, _OTHER_NORMS)):
+        for key, (part, axis) in norms.items():
+            both = norm(key, part, axis, optional=optional)
+            out += both if bias else rule(f"{key}.weight: {axis}", f"{part}.weight: {axis}", optional=optional)
+    return tuple(out)
+
+
+def _biases(pairs: dict[str, tuple[str, ...]]) -> tuple[Entry, ...]:
+    """Build the biases that `proj_bias` switches together: those of the output projection and of the MLP."""
+    return tuple(
+        r
+        for whole, parts in pairs.items()
+        for r in rule(
+            whole,
+            *parts,
+            optional=True,
+            group="proj_bias",
+            fill={name: 0.0 for p in parts for name in _names(p)},
+        )
+    )
+
+
+def _names(part: str) -> list[str]:
+    key = part.partition(":")[0]
+    return [key.replace("{gate,up}", x) for x in ("gate", "up")] if "{gate,up}" in key else [key]
+
 
 DIALECT = Dialect(
     name="timm",
     title="timm VisionTransformer",
     source="huggingface/pytorch-image-models timm/models/vision_transformer.py, 1.0.31",
     library="timm",
-    implies={"norm_placement": ("pre", "res-post"), "kv_normalised": True},
+    implies={"norm_placement": ("pre", "res-post"), "kv_normalised": True, "attention": "softmax"},
     entries=(
         *rule("cls_token: 1 1 d", "embed.cls: d", optional=True),
         *rule("dist_token: 1 1 d", "embed.dist: d", optional=True),
@@ -50,66 +93,92 @@ DIALECT = Dialect(
                 Option("none", without=("embed.pos", "embed.pos_cls", "embed.pos_dist", "embed.pos_reg")),
             ),
         ),
-        *linear("patch_embed.proj", "embed.patch", "d c p q", bias=False),
-        *norm("norm_pre", "embed.norm", optional=True),
-        *norm(_B + "norm1", "blocks.{i}.norm1"),
+        *rule("patch_embed.proj.weight: d c p q", "embed.patch.weight: d c p q"),
+        # The patch projection has no bias exactly when a norm follows the embeddings.
+        Choice(
+            "pre_norm",
+            (
+                Option(
+                    "false",
+                    rule("patch_embed.proj.bias: d", "embed.patch.bias: d", fill={"embed.patch.bias": 0.0}),
+                    without=("embed.norm.weight",),
+                ),
+                Option("true", needs=("embed.norm.weight",)),
+            ),
+        ),
+        Choice(
+            "norm_layer",
+            (
+                Option("LayerNorm", _norms(bias=True), implies={"norm_kind": "layernorm"}),
+                Option("RmsNorm", _norms(bias=False), implies={"norm_kind": "rmsnorm"}),
+            ),
+        ),
         *rule(_B + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
         *rule(
             _B + "attn.qkv.bias: (* a)",
             "blocks.{i}.attn.{q,k,v}.bias: a",
             optional=True,
-            fill={"blocks.{i}.attn.k.bias": 0.0},
+            fill={f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"},
         ),
-        *rule(_B + "attn.{q_norm,k_norm}.weight: e", "blocks.{i}.attn.{q_norm,k_norm}.weight: e", optional=True),
-        *rule(_B + "attn.{q_norm,k_norm}.bias: e", "blocks.{i}.attn.{q_norm,k_norm}.bias: e", optional=True),
-        *norm(_B + "attn.norm", "blocks.{i}.attn.norm", "a", optional=True),
-        *linear(_B + "attn.proj", "blocks.{i}.attn.out", "d a", bias=False),
-        *rule(_B + "ls1.gamma: d", "blocks.{i}.ls1: d", optional=True),
-        *norm(_B + "norm2", "blocks.{i}.norm2"),
+        *linear(_B + "attn.proj", "blocks.{i}.attn.out", "d a", bias=None),
+        *_biases({_B + "attn.proj.bias: d": ("blocks.{i}.attn.out.bias: d",)}),
+        *rule(_B + "ls1.gamma: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),
         Choice(
             "mlp",
             (
                 Option(
                     "Mlp",
-                    linear(_B + "mlp.fc1", "blocks.{i}.mlp.up", "m d", bias=False),
+                    (
+                        *linear(_B + "mlp.fc1", "blocks.{i}.mlp.up", "m d", bias=None),
+                        *_biases({_B + "mlp.fc1.bias: m": ("blocks.{i}.mlp.up.bias: m",)}),
+                    ),
                     without=("blocks.{i}.mlp.gate.weight",),
                 ),
                 Option(
                     "SwiGLUPacked",
                     (
                         *rule(_B + "mlp.fc1.weight: (* m) d", "blocks.{i}.mlp.{gate,up}.weight: m d"),
-                        *rule(_B + "mlp.fc1.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m", optional=True),
+                        *_biases({_B + "mlp.fc1.bias: (* m)": ("blocks.{i}.mlp.{gate,up}.bias: m",)}),
                     ),
-                    implies={"activation": "silu"},
                 ),
                 Option(
                     "SwiGLU",
                     (
-                        *linear(_B + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d", bias=False),
-                        *linear(_B + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d", bias=False),
+                        *linear(_B + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d", bias=None),
+                        *linear(_B + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d", bias=None),
+                        *_biases(
+                            {
+                                _B + "mlp.fc1_g.bias: m": ("blocks.{i}.mlp.gate.bias: m",),
+                                _B + "mlp.fc1_x.bias: m": ("blocks.{i}.mlp.up.bias: m",),
+                            }
+                        ),
                     ),
-                    implies={"activation": "silu"},
                 ),
             ),
         ),
-        *norm(_B + "mlp.norm", "blocks.{i}.mlp.norm", "m", optional=True),
-        *linear(_B + "mlp.fc2", "blocks.{i}.mlp.down", "d m", bias=False),
-        *rule(_B + "ls2.gamma: d", "blocks.{i}.ls2: d", optional=True),
-        *norm("norm", "norm", optional=True),
-        *norm("fc_norm", "pool.norm", optional=True),
+        *linear(_B + "mlp.fc2", "blocks.{i}.mlp.down", "d m", bias=None),
+        *_biases({_B + "mlp.fc2.bias: d": ("blocks.{i}.mlp.down.bias: d",)}),
+        *rule(_B + "ls2.gamma: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
         *linear("head", "head", "o d", optional=True),
         *linear("head_dist", "head_dist", "o d", optional=True),
     ),
     forbids=(
         Forbid(r"^attn_pool\.", "an attention-pooling head (SigLIP) is not carried yet"),
         Forbid(r"\.in_proj\.|\.in_norm\.", "parallel blocks (ParallelScalingBlock) have no place in other layouts"),
+        Forbid(r"\.(attns|ffns)\.\d", "parallel branches (ParallelThingsBlock) have no place in other layouts"),
         Forbid(r"\.attn\.gate\.", "gated attention has no place in other layouts"),
         Forbid(r"\.lambda_[qk]", "differential attention has no place in other layouts"),
         Forbid(r"attn\.(q_bias|v_bias)$|\.gamma_[12]$", "this is timm's BEiT/EVA layout, not VisionTransformer"),
+        Forbid(r"rel_pos|relative_position", "relative positions have no place in other plain layouts"),
+        Forbid(
+            r"^patch_embed\.(norm|backbone)\.", "a patch embedding with a norm or a stem of its own (AIMv2, hybrids)"
+        ),
     ),
     cannot={
         r"^trunk_norm\.": "a norm at the end of the trunk and a second final norm after it",
         r"^embed\.mask$": "a mask token",
+        r"^embed\.patch\.bias$": "a bias of the patch projection beside a norm before the blocks",
         r"^pool\.dense\.": "a pooler",
     },
+    equal=(("a", "d"),),
 )
