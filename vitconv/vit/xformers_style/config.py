@@ -140,6 +140,7 @@ def _block(raw: dict[str, Any], release: Release, ignored: list[str], where: str
         hint = f"; its key of the style is {release.style_key}" if any("norm_style" in k for k in unknown) else ""
         raise UsageError(f"{where}: xformers {release.text} does not know {', '.join(unknown)} (TypeError){hint}")
     ignored += [f"{where}.{key}" for key in unknown]
+    raw = {key: value for key, value in raw.items() if key not in unknown}
     kind = _need(raw, "block_type", where)
     if kind != "encoder":
         raise Refused(f"{where}: block_type {kind!r}: only encoders are built")
@@ -163,7 +164,7 @@ def _block(raw: dict[str, Any], release: Release, ignored: list[str], where: str
         normalise=normalization == "layernorm",
         use_triton=bool(raw.get("use_triton", True)),
         position=_position(raw.get("position_encoding_config"), width, release, ignored, where),
-        patch=_patch(raw.get("patch_embedding_config") if release.since(11) else None, width, where),
+        patch=_patch(raw.get("patch_embedding_config"), width, where),
         **_heads(dict(_need(raw, "multi_head_config", where)), width, release, ignored, where),
         **_mlp(dict(_need(raw, "feedforward_config", where)), width, release, ignored, where),
     )

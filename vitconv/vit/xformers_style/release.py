@@ -171,8 +171,7 @@ class Release:
 
 
 def release(text: str) -> Release:
-    """Read a release: "0.0.9", "v0.0.28.post3", "0.0.16rc424", or "0.0.10.dev" (builds of 1 to 11 March
-    2022).
+    """Read a release such as "0.0.9", "v0.0.28.post3", "0.0.16rc424", or "0.0.10.dev" (see `DEVELOPMENT`).
 
     Raises:
         UsageError: not a release that has the factory (0.0.1 to 0.0.28.post3).
