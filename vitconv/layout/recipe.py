@@ -17,6 +17,7 @@ from vitconv.layout.shape import Axes, Axis, places, shape_of
 from vitconv.layout.unify import Bound
 
 Factor = tuple[int, int]
+Box = tuple[int, tuple[Factor, ...]]
 MAX_RUNS = 1 << 16
 
 
@@ -139,11 +140,11 @@ def _merge(box: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
     return tuple(out)
 
 
-def tiles(boxes: Sequence[tuple[int, tuple[Factor, ...]]], numel: int) -> bool:
+def tiles(boxes: Sequence[Box], numel: int) -> bool:
     """Return True when the boxes (offset, ((count, stride), ...)) use every element of 0..numel exactly once.
 
     Boxes that differ only in their offset are joined into one with a further axis, boxes that continue each other along
-    an axis are joined along it; what is left must be one box whose strides nest. Falls back on walking the runs.
+    an axis are joined along it; what is left must be one run. Falls back on walking the runs.
     """
     if sum(math.prod(n for n, _ in dims) for _, dims in boxes) != numel:
         return False
@@ -151,13 +152,7 @@ def tiles(boxes: Sequence[tuple[int, tuple[Factor, ...]]], numel: int) -> bool:
         return True
     joined = _join([(o, _sorted(dims)) for o, dims in boxes])
     if len(joined) == 1:
-        offset, dims = joined[0]
-        expect = 1
-        for n, stride in reversed(dims):
-            if stride != expect:
-                return False
-            expect *= n
-        return offset == 0
+        return joined[0] == (0, ((numel, 1),) if numel > 1 else ())
     return _walk_tiles(joined, numel)
 
 
@@ -171,7 +166,7 @@ def _sorted(dims: tuple[Factor, ...]) -> tuple[Factor, ...]:
     return tuple(out)
 
 
-def _join(boxes: list[tuple[int, tuple[Factor, ...]]]) -> list[tuple[int, tuple[Factor, ...]]]:
+def _join(boxes: list[Box]) -> list[Box]:
     """Join boxes into fewer, until nothing joins."""
     while len(boxes) > 1:
         boxes.sort()
@@ -189,34 +184,23 @@ def _join(boxes: list[tuple[int, tuple[Factor, ...]]]) -> list[tuple[int, tuple[
     return boxes
 
 
-def _along(boxes: list[tuple[int, tuple[Factor, ...]]]) -> list[tuple[int, tuple[Factor, ...]]] | None:
+def _along(boxes: list[Box]) -> list[Box] | None:
     """Join the first two boxes when they continue each other along one axis, of any extent."""
     (o1, d1), (o2, d2) = boxes[:2]
-    for stride in sorted({s for _, s in d1 + d2} | {1}):
-        n1 = next((n for n, s in d1 if s == stride), 1)
-        n2 = next((n for n, s in d2 if s == stride), 1)
-        rest1 = tuple(t for t in d1 if t[1] != stride)
-        rest2 = tuple(t for t in d2 if t[1] != stride)
+    for stride in {s for _, s in d1 + d2} | {1}:
+        (n1, rest1), (n2, rest2) = _apart(d1, stride), _apart(d2, stride)
         if rest1 == rest2 and o2 == o1 + n1 * stride:
             return [(o1, _sorted((*rest1, (n1 + n2, stride)))), *boxes[2:]]
-    # a box may also end on a whole inner box: cut its outer axis at the other's inner extent
-    inner1, inner2 = math.prod(n for n, _ in d1), math.prod(n for n, _ in d2)
-    dense = all(_is_dense(d) for d in (d1, d2))
-    if dense and o2 == o1 + inner1:
-        return [(o1, ((inner1 + inner2, 1),)), *boxes[2:]]
     return None
 
 
-def _is_dense(dims: tuple[Factor, ...]) -> bool:
-    expect = 1
-    for n, stride in reversed(dims):
-        if stride != expect:
-            return False
-        expect *= n
-    return True
+def _apart(dims: tuple[Factor, ...], stride: int) -> tuple[int, tuple[Factor, ...]]:
+    """Return the extent along one stride, and the other axes; one of two equal strides stays, and overlaps."""
+    at = next((j for j, (_, s) in enumerate(dims) if s == stride), None)
+    return (1, dims) if at is None else (dims[at][0], dims[:at] + dims[at + 1 :])
 
 
-def _walk_tiles(boxes: list[tuple[int, tuple[Factor, ...]]], numel: int) -> bool:
+def _walk_tiles(boxes: list[Box], numel: int) -> bool:
     spans: list[tuple[int, int]] = []
     for offset, dims in boxes:
         run = dims[-1][0] if dims and dims[-1][1] == 1 else 1
