@@ -95,7 +95,7 @@ def undecided(variant: Variant, facts: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-DECISIVE = frozenset({"kv_normalised", "norm_placement", "attention"})
+DECISIVE = frozenset({"kv_normalised", "norm_placement"})
 
 
 def _values(value: Any) -> set[Any]:
