@@ -10,7 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vitconv"
 
-# An area may import itself, what stands beside it here, and what those may import in turn. Nothing may import cli.
+# An area may import itself, what stands beside it here, and what those may import in turn. Nothing but
+# `python -m vitconv` may import cli.
 BELOW = {
     "errors": (),
     "report": (),
@@ -36,7 +37,9 @@ BELOW = {
 SLOW = frozenset(
     {"torch", "torchvision", "triton", "timm", "transformers", "numpy", "rich", "jinja2", "yaml", "safetensors", "onnx"}
 )
-QUICK_AREAS = frozenset({"", "errors", "layout", "io", "conversion", "cli", "registry", "report", "configs", "dialects"})
+QUICK_AREAS = frozenset(
+    {"", "errors", "layout", "io", "conversion", "cli", "registry", "report", "configs", "dialects"}
+)
 
 
 def allowed(area: str) -> frozenset[str]:

@@ -78,4 +78,5 @@ def test_a_package_imports_nothing_slow(name: str) -> None:
 
 @pytest.mark.parametrize("library", ["numpy", "rich.table"])
 def test_a_slow_import_is_seen(library: str) -> None:
+    pytest.importorskip(library.split(".")[0])
     assert imported_by(f"import {library}{PROBE}", ["--version"]) == (0, frozenset({library.split(".")[0]}))

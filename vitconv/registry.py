@@ -1,8 +1,9 @@
-"""Find dialects, init schemes, checks and hosts by name: modules of a folder first, then entry points of other packages.
+"""Find dialects, init schemes, checks and hosts by name: in a folder first, then in other packages.
 
-A module `hf_vit.py` in the folder of a kind is the entry `hf-vit`, and holds it in one constant. So names and one-line
-summaries are read off the folder without importing anything; a module is imported when its entry is asked for. Entry
-points cost a look at every installed package, so they are read only when a name is not in the folder, or all are listed.
+A module `hf_vit.py` in the folder of a kind is the entry `hf-vit`, and holds it in one constant. So names
+and one-line summaries are read off the folder without importing anything; a module is imported when its
+entry is asked for. Entry points cost a look at every installed package, so they are read only when a name
+is not in the folder, or all are listed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry without its object: `origin` is "vitconv", or the name and version of the package that adds it."""
+    """One entry without its object; `origin` is "vitconv", or the package that adds it and its version."""
 
     name: str
     summary: str
@@ -91,7 +92,8 @@ def load(kind: Kind, name: str) -> Any:
     """Return the entry of a kind by name.
 
     Raises:
-        UsageError: no entry has this name; the message lists the known ones and the closest; or a plug-in has the
+        UsageError: no entry has this name; the message lists the known ones and the closest; or a plug-in
+        has the
             name and cannot be loaded.
     """
     own = _modules(kind.package)
@@ -108,7 +110,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def load_all(kind: Kind, *, plugins: bool = True, warn: Warn = warn_on_stderr) -> dict[str, Any]:
-    """Return all entries of a kind by name; a plug-in that is broken or takes a name twice is reported and skipped.
+    """Return all entries of a kind by name; a plug-in that cannot be had is reported and skipped.
 
     Set `plugins` to False to leave other packages alone, which spares a look at every installed package.
     """
@@ -154,12 +156,12 @@ def _from_folder(kind: Kind, name: str, path: Path) -> Any:
     entry = getattr(module, kind.constant, None)
     if entry is None:
         raise LayoutError(
-            f"{path.name} in {kind.package} has no {kind.constant}; define it, or start the file name with '_'"
+            f"{path.name} in {kind.package} has no {kind.constant}; define it, or start the name with '_'"
         )
     said = getattr(entry, "name", name)
     if said != name:
         raise LayoutError(
-            f"{path.name} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}, as its file"
+            f"{path.name} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}"
         )
     return entry
 
@@ -183,4 +185,5 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _broken(kind: Kind, point: EntryPoint, error: Exception) -> str:
-    return f"{kind.singular} {point.name!r} of {_origin(point)} cannot be loaded ({type(error).__name__}: {error})"
+    reason = f"{type(error).__name__}: {error}"
+    return f"{kind.singular} {point.name!r} of {_origin(point)} cannot be loaded ({reason})"

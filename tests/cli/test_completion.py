@@ -15,7 +15,11 @@ COMMAND = [sys.executable, "-c", "from vitconv.cli.main import main; main()"]
 
 @pytest.mark.parametrize(
     ("shell", "line"),
-    [("bash", "complete -o nosort -F"), ("zsh", "#compdef vitconv"), ("fish", "complete --no-files --command vitconv")],
+    [
+        ("bash", "complete -o nosort -F"),
+        ("zsh", "#compdef vitconv"),
+        ("fish", "complete --no-files --command vitconv"),
+    ],
 )
 def test_the_script_is_of_the_shell(shell: str, line: str, capsys) -> None:
     assert run(["completion", shell]) == 0
@@ -26,7 +30,11 @@ def test_the_script_is_of_the_shell(shell: str, line: str, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("words", "place", "expected"),
-    [("vitconv li", 1, "plain,list"), ("vitconv list di", 2, "plain,dialects"), ("vitconv list --js", 2, "plain,--json")],
+    [
+        ("vitconv li", 1, "plain,list"),
+        ("vitconv list di", 2, "plain,dialects"),
+        ("vitconv list --js", 2, "plain,--json"),
+    ],
     ids=["verb", "argument", "option"],
 )
 def test_a_word_is_completed(words: str, place: int, expected: str) -> None:

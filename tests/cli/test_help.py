@@ -69,8 +69,8 @@ def test_the_group_help_imports_no_verb() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="needs the processor time of one child")
 def test_help_costs_little_more_than_click() -> None:
-    # Processor time and a ratio, since the wall clock of a busy machine says nothing: 1.4 measured. An import of
-    # numpy would make it 2.7, of torch 40.
+    # Processor time and a ratio, since the wall clock of a busy machine says nothing: 1.4 measured. An
+    # import of numpy would make it 2.7, of torch 40.
     bare = [sys.executable, "-c", "import click"]
     pairs = [(_processor_seconds([*COMMAND, "--help"]), _processor_seconds(bare)) for _ in range(5)]
     assert min(help_ for help_, _ in pairs) < 2 * min(click_ for _, click_ in pairs)

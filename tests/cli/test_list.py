@@ -15,7 +15,9 @@ from vitconv.registry import KINDS, Entry
 @pytest.fixture
 def two_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     def entries(kind):
-        return (Entry("one", "the first", "vitconv"), Entry("two", "", "other 1.0")) if kind.plural == "dialects" else ()
+        return (
+            (Entry("one", "the first", "vitconv"), Entry("two", "", "other 1.0")) if kind.plural == "dialects" else ()
+        )
 
     monkeypatch.setattr(verb, "entries", entries)
 

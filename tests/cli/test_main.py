@@ -1,4 +1,4 @@
-"""What the command line does with what a verb returns and raises: exit codes, one message on stderr, no traceback."""
+"""What becomes of what a verb returns or raises: exit codes, one message on stderr, no traceback."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ def test_without_a_verb_the_help_is_shown() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.Popen(
-        [*COMMAND, "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        [*COMMAND, "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     assert process.stderr is not None

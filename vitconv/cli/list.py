@@ -48,10 +48,13 @@ def _section(kind: str) -> Section:
 
 
 @click.command("list")
-@click.argument("kind", required=False, type=click.Choice([*_FOLDERS, *_TABLES]))
+@click.argument("kind", required=False, metavar="[KIND]", type=click.Choice([*_FOLDERS, *_TABLES]))
 @json_option
 def command(kind: str | None, as_json: bool) -> None:
-    """List what there is, of one KIND or of all, entries of other installed packages included."""
+    """List what there is, of one KIND or of all, entries of other installed packages included.
+
+    KIND is one of: dialects, inits, checks, hosts, sizes, faults.
+    """
     kinds = [kind] if kind else [*_FOLDERS, *_TABLES]
     sections = tuple(_section(each) for each in kinds)
     emit(Report(schema="vitconv.list", title="What vitconv knows", sections=sections), as_json=as_json)
