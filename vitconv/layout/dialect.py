@@ -55,6 +55,19 @@ class Dialect:
         every = (Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
         return tuple(v for v in every if v.possible)
 
+    @cached_property
+    def required(self) -> dict[int, tuple[Rule, ...]]:
+        """{id of a tuple of entries: its rules without which no file fits}, aside from those an alias may stand for."""
+        groups = [self.entries, *(o.entries for c in self.choices for o in c.options)]
+        served = {e.of for g in groups for e in g if isinstance(e, Alias)}
+        # The body is empty in a network of one layer.
+        return {
+            id(g): tuple(
+                e for e in g if isinstance(e, Rule) and not e.optional and e.layers != "body" and e.key not in served
+            )
+            for g in groups
+        }
+
     def variant(self, wanted: Mapping[str, str]) -> Variant:
         """Return the first variant that agrees with `wanted` ({choice: option}).
 
@@ -124,17 +137,11 @@ class Variant:
         return all(self.names[c] in allowed for o in self.options for c, allowed in o.only.items())
 
     def needed(self) -> Iterator[str]:
-        """Yield the keys without which nothing fits; those that an alias may stand for are left out."""
-        entries = list(self._entries())
-        served = {e.of for e in entries if isinstance(e, Alias)}
+        """Yield the keys without which nothing fits."""
         bind, last = self._words
-        for e in entries:
-            if isinstance(e, Rule) and not e.optional and e.key not in served:
-                # the body is empty in a network of one layer
-                if e.layers == "first" or "{i}" not in e.key:
-                    yield _fill(e.key, bind)
-                elif e.layers != "body":
-                    yield _fill(e.key, last)
+        for group in (self.dialect.entries, *(o.entries for o in self.options)):
+            for r in self.dialect.required[id(group)]:
+                yield _fill(r.key, bind if r.layers == "first" or not r.per_layer else last)
 
     @cached_property
     def _words(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -175,7 +182,7 @@ class Variant:
     def _entries(self) -> Iterator[Rule | Const | Alias | Tie]:
         for e in itertools.chain(self.dialect.entries, *(o.entries for o in self.options)):
             if isinstance(e, Choice):
-                if e not in self.dialect.choices:
+                if not any(e is c for c in self.dialect.choices):
                     raise LayoutError(f"{self.dialect.name}: choice {e.name!r} stands inside another choice")
                 continue
             yield e
@@ -210,7 +217,7 @@ def form(key: str) -> str:
 def pattern(template: str) -> re.Pattern[str]:
     """Return the regular expression of a template; group 1 is the layer."""
     head, sep, tail = template.partition("{i}")
-    index = r"(0|[1-9]\d*)" if sep else ""
+    index = "(0|[1-9][0-9]{0,4})" if sep else ""
     rest = re.escape(tail).replace(re.escape("{i}"), r"\1")
     return re.compile(re.escape(head) + index + rest)
 

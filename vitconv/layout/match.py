@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from vitconv.errors import LayoutError
-from vitconv.layout.canonical import template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.unify import Bound, unify
@@ -134,7 +133,7 @@ def fitting(
     facts: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Return every variant that fits, passing over those of which a needed tensor is nowhere."""
-    named = [v for v in dialect.variants if v.agrees(wanted or {}) and all(map(header.find, v.needed()))]
+    named = [v for v in dialect.variants if v.agrees(wanted or {}) and _may_fit(v, header)]
     tried = [m for m in (_cover(v, header) for v in named) if m.fits]
     solved = [m for m in (_solve(m, header, given) for m in tried) if m.fits]
     return _decide(dialect, solved, facts or {})
@@ -151,15 +150,25 @@ def closest(
     return _solve(m, header, given) if m.fits else m
 
 
+def _may_fit(variant: Variant, header: Header) -> bool:
+    """Return False when a needed tensor is nowhere, or fewer keys are known than the file has: a quick first look."""
+    if not all(map(header.find, variant.needed())):
+        return False
+    return sum(len(header.find(item.key)) for item in variant.items) >= len(header.shapes)
+
+
 def _cover(variant: Variant, header: Header) -> Match:
     """Match names only."""
     stand_in = {item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)}
     # At least one block: without any, a lone head or token would pass for a network.
-    depth = 1 + max((i for item in variant.items for i in header.find(item.key) if i is not None), default=0)
+    found = (i for item in variant.items for i in header.find(item.key) if i is not None)
+    # More layers than keys are a hole in the file, or an attack on memory.
+    depth = 1 + max((i for i in found if i < len(header.shapes)), default=0)
     alive = {item.group for item in variant.items if item.group and header.find(item.key)}
     explained: set[str] = set()
     missing: list[str] = []
     bound: list[Bound] = []
+    have: set[str] = set()
     copies: dict[str, str] = {}
     consts: dict[str, Const] = {}
     for item in variant.items:
@@ -172,18 +181,16 @@ def _cover(variant: Variant, header: Header) -> Match:
         explained |= part.explained
         missing += part.missing
         bound += part.bound
+        have.update(item.parts if part.bound else ())
         if isinstance(item.entry, Const):
             consts |= dict.fromkeys(part.explained, item.entry)
-    missing += _unmet(variant, bound)
+    missing += _unmet(variant, have)
     unknown = tuple(k for k in header.shapes if k not in explained)
     return Match(variant, depth, tuple(bound), {}, unknown, tuple(missing), None, copies, consts)
 
 
-def _unmet(variant: Variant, bound: list[Bound]) -> list[str]:
-    """Return a pseudo key for every condition of an option that the network does not meet."""
-    if not any(o.needs or o.without for o in variant.options):
-        return []
-    have = {template_of(name) for b in bound for name in b.parts}
+def _unmet(variant: Variant, have: Container[str]) -> list[str]:
+    """Return a pseudo key for every condition of an option that the network, of templates `have`, does not meet."""
     out = []
     for o in variant.options:
         lacks, extra = [n for n in o.needs if n not in have], [n for n in o.without if n in have]
