@@ -163,8 +163,7 @@ def converted(prepared: Prepared, done: Done) -> Report:
     if done.reread:
         facts.append(Fact("read again", ("every byte equals the source's",)))
     lines = _notes(prepared)
-    if done.lacking:
-        lines.append(done.lacking)
+    lines += done.notes
     return Report(
         "vitconv.convert",
         f"{prepared.source.checkpoint.path} to {prepared.order.to}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,43 +12,57 @@ from vitconv.layout.plan import Plan
 
 @dataclass(frozen=True)
 class Beside:
-    """Configuration files to write: {file name: contents}, or what is lacking to write them, in one line."""
+    """Configuration files to write: {file name: text}, or in one line why there are none; and what is to be said."""
 
-    files: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     lacking: str = ""
-    kept: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
-    def check(self, folder: Path, *, owned: bool) -> None:
-        """Note which files stand there already with other contents; they are left alone unless the folder is ours."""
-        for name, contents in self.files.items():
-            path = folder / name
-            if not owned and path.exists() and path.read_text(encoding="utf-8") != _text(contents):
-                self.kept.append(name)
+    def standing(self, folder: Path) -> tuple[str, ...]:
+        """Return the names of those that stand in the folder already, with other contents."""
+        return tuple(
+            name
+            for name, text in self.files.items()
+            if (folder / name).exists() and (folder / name).read_text(encoding="utf-8", errors="replace") != text
+        )
 
-    def write(self, folder: Path) -> tuple[Path, ...]:
-        """Write the files and return their paths."""
+    def write(self, folder: Path, leave: tuple[str, ...]) -> tuple[Path, ...]:
+        """Write all but those to be left alone, each whole or not at all, and return their paths."""
         written = []
-        for name, contents in self.files.items():
-            if name not in self.kept:
-                path = folder / name
-                temporary = folder / f".{name}.tmp"
-                temporary.write_text(_text(contents), encoding="utf-8")
-                temporary.replace(path)
-                written.append(path)
+        for name, text in self.files.items():
+            if name in leave:
+                continue
+            path = folder / name
+            temporary = folder / f".{name}.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+            written.append(path)
         return tuple(written)
 
 
-def _text(contents: Any) -> str:
-    return contents if isinstance(contents, str) else json.dumps(contents, indent=2) + "\n"
+def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:
+    """Return the configuration files of the target's library for this plan.
 
-
-def configs_for(p: Plan) -> Beside:
-    """Return the configuration files of the target for this plan."""
-    from vitconv.configs.write import write_configs
+    `extra` is what the source's configuration says besides facts: labels, crop, interpolation.
+    """
+    from vitconv.configs.kinds import writer_for
+    from vitconv.configs.request import Config, Request
 
     variant = p.target.variant
+    writer = writer_for(variant.dialect.name)
+    if writer is None:
+        return Beside()
     implied = {k: v for k, v in variant.implies.items() if not isinstance(v, tuple)}
-    files, lacking = write_configs(
-        variant.dialect.name, variant.names, p.sizes, p.network.depth, p.network.facts.filled(implied), p.network.shapes
+    dtypes = {t.dtype for t in p.targets if t.const is None}
+    request = Request(
+        dialect=variant.dialect.name,
+        sizes={**p.sizes, "i": p.network.depth},
+        facts=p.network.facts.filled(implied),
+        names=frozenset(p.network.cells),
+        keys=frozenset(t.key for t in p.targets),
+        extra={**extra, "dtype": next(iter(dtypes))} if len(dtypes) == 1 else extra,
     )
-    return Beside(files, lacking)
+    answer = writer(request)
+    if isinstance(answer, Config):
+        return Beside(answer.texts(), "", answer.notes)
+    return Beside({}, f"config of {variant.dialect.library} {answer.line()}")

@@ -13,7 +13,7 @@ from vitconv import __version__
 from vitconv.conversion.beside import Beside, configs_for
 from vitconv.conversion.prove import check_equal, reread
 from vitconv.conversion.recognise import DIALECT, FACTS, VARIANT, Recognised, Wishes, recognise
-from vitconv.conversion.stream import Sources, outputs
+from vitconv.conversion.stream import Sources, cell_array, outputs
 from vitconv.errors import Refused, UsageError
 from vitconv.io.envelope import restore
 from vitconv.io.sink import Out, file_order, write_file, write_sharded
@@ -111,7 +111,7 @@ class Done:
     nbytes: int
     elements: int
     configs: tuple[Path, ...] = ()
-    lacking: str = ""
+    notes: tuple[str, ...] = ()
     reread: bool = False
     residue: Path | None = None
 
@@ -131,6 +131,8 @@ def prepare(src: str | Path, order: Order) -> Prepared:
                 f"{source.match.dialect.name} is of the {source.match.dialect.family} family and {target.name}"
                 f" of the {target.family} family: their networks are not built alike, so no layout says both"
             )
+        if source.refusals:
+            raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
         network = decode(source.match, source.dtypes, source.facts)
         if order.restore is not None:
             checkpoint = open_checkpoint(order.restore)
@@ -222,11 +224,11 @@ def convert(
 def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) -> Done:
     """Write a prepared conversion; see `convert`."""
     p, order, sources = prepared.plan, prepared.order, prepared.sources
-    check_equal(p, sources)
-    check_values(p, sources)
     file, folder = _where(dst, order)
-    beside = configs_for(p)
-    _check_beside(beside, file, folder)
+    check_equal(p, sources)
+    rounding = check_values(p, sources)
+    beside = configs_for(p, prepared.source.extra)
+    leave = _check_place(beside, file, folder)
     outs = _named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
@@ -243,19 +245,26 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         reflink = prepared.source.checkpoint if order.keep_order else None
         write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
         files = [file]
-    configs = beside.write(folder or file.parent)
+    configs = beside.write(folder or file.absolute().parent, leave)
     if order.prove:
         reread(folder if len(files) > 1 and folder else files[0], outs, p)
+    said = [*rounding, *beside.notes, *([beside.lacking] if beside.lacking else [])]
+    said += [f"{name} beside the output is another one and was left as it is" for name in leave]
     nbytes = sum(o.nbytes for o in outs)
-    return Done(tuple(files), nbytes, prepared.elements, configs, beside.lacking, order.prove, residue)
+    return Done(tuple(files), nbytes, prepared.elements, configs, tuple(said), order.prove, residue)
 
 
-def check_values(p: Plan, sources: Sources) -> None:
-    """Run the checks that edits asked for, such as a cast that must not overflow, before anything is written."""
-    if any(p.network.made):
-        from vitconv.layout.edits import check_before_writing
+def check_values(p: Plan, sources: Sources) -> list[str]:
+    """Count what rounding does to computed tensors, before anything is written; return one line per kind.
 
-        check_before_writing(p.network, sources)
+    Raises:
+        Refused: an edit must not overflow and does.
+    """
+    if not p.network.made:
+        return []
+    from vitconv.layout.edits.check import check_before_writing, summary
+
+    return summary(check_before_writing(p.network, lambda cell: cell_array(p, cell, sources)))
 
 
 def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
@@ -271,12 +280,12 @@ def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
     return dst / "model.safetensors", dst
 
 
-def _check_beside(beside: Beside, file: Path, folder: Path | None) -> None:
-    if folder is None and not file.parent.is_dir():
-        raise UsageError(f"the folder {file.parent} does not exist")
-    if folder is not None and not folder.absolute().parent.is_dir():
-        raise UsageError(f"the folder {folder.absolute().parent} does not exist")
-    beside.check(folder or file.parent, owned=folder is not None)
+def _check_place(beside: Beside, file: Path, folder: Path | None) -> tuple[str, ...]:
+    """Check that the place to write exists; return the configuration files there that are left as they are."""
+    home = folder.absolute().parent if folder is not None else file.absolute().parent
+    if not home.is_dir():
+        raise UsageError(f"the folder {home} does not exist")
+    return beside.standing(file.absolute().parent) if folder is None else ()
 
 
 def _named(outs: list[Out], prepared: Prepared) -> list[Out]:
@@ -320,7 +329,6 @@ def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
     path = prepared.order.residue
     if path is None or not cells:
         return None
-    from vitconv.conversion.stream import cell_array
 
     def chunks(c: Cell) -> Callable[[], Any]:
         return lambda: iter([memoryview(cell_array(prepared.plan, c, prepared.sources)).cast("B")])

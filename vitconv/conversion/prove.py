@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,8 +96,8 @@ def reread(path: Path, outs: list[Out], p: Plan) -> None:
                 raise LayoutError(f"{path} is not recognised as {p.target.variant.dialect.name}")
 
 
-def _windows(chunks: Iterator[Chunk] | object) -> Iterator[bytes]:
-    for chunk in chunks:  # type: ignore[attr-defined]
+def _windows(chunks: Iterable[Chunk]) -> Iterator[bytes]:
+    for chunk in chunks:
         if isinstance(chunk, Segment):
             for at in range(0, chunk.nbytes, WINDOW):
                 yield read_at(chunk.fd, chunk.offset + at, min(WINDOW, chunk.nbytes - at))

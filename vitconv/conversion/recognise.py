@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
 from vitconv.io.envelope import Branch, branches, loosen
@@ -18,6 +18,9 @@ from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics, semantics_from_json
 from vitconv.registry import DIALECTS, load, load_all
+
+if TYPE_CHECKING:
+    from vitconv.configs.found import Found
 
 FACTS, DIALECT, VARIANT = "vitconv.facts", "vitconv.dialect", "vitconv.variant"
 
@@ -55,6 +58,8 @@ class Recognised:
         match: how its dialect explains it.
         facts: what is known about the function; `sources` says where each fact comes from.
         notes: what was decided or noticed, in words.
+        extra: what a configuration says besides facts, such as labels.
+        refusals: reasons in a configuration why the network cannot be carried.
     """
 
     checkpoint: Checkpoint
@@ -64,6 +69,8 @@ class Recognised:
     sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    refusals: tuple[str, ...] = ()
 
     @property
     def stored(self) -> Mapping[str, Stored]:
@@ -101,26 +108,53 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
-    branch = _chosen(found, wishes.branch)
-    facts, sources, notes = gather_facts(checkpoint, wishes)
-    choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
+    chosen = _chosen(found, wishes.branch)
     if wishes.choices:
         _check_choices(wishes.choices, dialects)
+    choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
+    known = gather(checkpoint, wishes)
+    branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    foreign = known.beside.disagreements({**match.sizes, "i": match.depth}) if known.beside else ()
+    if foreign:
+        if wishes.config:
+            raise Refused(f"{wishes.config} describes another network: {'; '.join(foreign)}")
+        note = f"not used, since it describes another network ({'; '.join(foreign)})"
+        known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
+        branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    facts, more = _released(match, known.facts)
+    sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
+    notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *([branch.note] if branch.note else [])]
+    others = tuple(b.name for b in found if b.name != branch.name)
+    beside = known.beside
+    return Recognised(
+        checkpoint,
+        branch,
+        match,
+        facts,
+        sources,
+        tuple(dict.fromkeys(notes)),
+        others,
+        beside.extra if beside else {},
+        beside.refusals if beside else (),
+    )
+
+
+def _settled(
+    checkpoint: Checkpoint,
+    branch: Branch,
+    dialects: list[Dialect],
+    choices: Mapping[str, str],
+    wishes: Wishes,
+    known: Known,
+) -> tuple[Branch, Match]:
     try:
-        branch, match = _read(branch, dialects, choices, wishes, facts)
+        return _read(branch, dialects, choices, wishes, known.facts)
     except Ambiguous:
         # What the writer recorded may decide between dialects that fit alike, never against the tensors.
         said = [d for d in dialects if d.name == checkpoint.metadata.get(DIALECT)]
         if not said or len(dialects) == 1:
             raise
-        branch, match = _read(branch, said, choices, wishes, facts)
-    release, more = _released(match, facts)
-    notes = [*checkpoint.notes, *notes, *match.notes, *more]
-    if branch.note:
-        notes.append(branch.note)
-    others = tuple(b.name for b in found if b.name != branch.name)
-    sources.update(dict.fromkeys((k for k in release.known() if k not in sources), "release"))
-    return Recognised(checkpoint, branch, match, release, sources, tuple(dict.fromkeys(notes)), others)
+        return _read(branch, said, choices, wishes, known.facts)
 
 
 def candidates(name: str | None) -> list[Dialect]:
@@ -190,31 +224,46 @@ def _check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
             )
 
 
-def gather_facts(checkpoint: Checkpoint, wishes: Wishes) -> tuple[Semantics, dict[str, str], list[str]]:
-    """Return (facts, where each comes from, notes): told by the caller, then the file's metadata, then configs."""
-    from vitconv.configs.read import facts_beside, facts_from_file
+@dataclass(frozen=True)
+class Known:
+    """Facts, where each comes from, notes, and what a configuration beside the checkpoint says."""
 
+    facts: Semantics
+    sources: Mapping[str, str]
+    notes: tuple[str, ...]
+    beside: Found | None
+
+
+def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Known:
+    """Gather facts: those told by the caller win, then the file's metadata, then a configuration beside it.
+
+    `without` leaves the configuration out and is the note that says why.
+    """
     layers: list[tuple[str, Semantics]] = [("--set", Semantics(**wishes.facts))]
-    notes: list[str] = []
+    notes: list[str] = [without] if without else []
     if FACTS in checkpoint.metadata:
         layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
-    beside = facts_from_file(wishes.config) if wishes.config else facts_beside(Path(checkpoint.path))
-    layers.append((beside.source, beside.facts))
-    notes += beside.notes
-    facts, sources = Semantics(), {}
+    beside: Found | None = None
+    if not without:
+        from vitconv.configs.read import facts_beside, facts_from_file
+
+        beside = facts_from_file(wishes.config) if wishes.config else facts_beside(Path(checkpoint.path))
+        layers.append((beside.source, beside.facts))
+        notes += beside.notes
+    facts, sources = Semantics(), dict[str, str]()
     for name, layer in layers:
         for fact, (kept, other) in facts.differences(layer).items():
             notes.append(f"{fact}: {kept} ({sources[fact]}) is used, not {other} ({name})")
         sources |= {k: name for k in layer.known() if k not in sources}
         facts = facts.filled(layer)
-    return facts, sources, notes
+    return Known(facts, sources, tuple(notes), beside)
 
 
 def _released(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Fill in what follows from the release of the library that wrote the file."""
     if facts.release is None or match.dialect.library != "xformers":
         return facts, []
-    from vitconv.configs.xformers import facts_from_release
+    from vitconv.configs.xformers_release import facts_from_release
 
     placement = facts.norm_placement or match.variant.implies.get("norm_placement")
     derived = facts_from_release(facts.release, placement if isinstance(placement, str) else None, triton=None)

@@ -108,7 +108,7 @@ def gathered(plan: Plan, t: Target, sources: Sources) -> memoryview:
     for p in t.pieces:
         if not _same(out, loaded[p.source], p):
             raise LayoutError(f"{t.key}: decoding what was written does not give back {p.source}")
-    return memoryview(out).cast("B")
+    return out.view("u1").data
 
 
 def _bytes(plan: Plan, name: str, sources: Sources) -> Any:
