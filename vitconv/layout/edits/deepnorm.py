@@ -34,6 +34,11 @@ def _apply(network: Network, _: Values) -> Network:
     alpha, eps = facts.residual_alpha, facts.norm_eps
     assert alpha is not None
     assert eps is not None
+    if "trunk_norm.weight" in network.cells:
+        raise Refused(
+            "--edit fold-deepnorm: trunk_norm has the eps of the norms in the blocks, which the fold changes; it"
+            " cannot stay what it is"
+        )
     if alpha <= 0:
         raise Refused(f"--edit fold-deepnorm: residual_alpha={alpha:g}, expected a number above zero")
     scaled = [

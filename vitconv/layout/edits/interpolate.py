@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rule:
-    """How torch.nn.functional.interpolate is called: `offset` is added to the target size that gives the scale."""
+    """How torch.nn.functional.interpolate is called.
+
+    `offset` is added to the target size that gives the scale factor; 0 passes the size.
+    """
 
     mode: str
     title: str
