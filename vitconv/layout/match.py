@@ -248,8 +248,9 @@ def _decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) ->
         if not choice.square or len(fitting) < 2 or len({m.variant.names[choice.name] for m in fitting}) < 2:
             continue
         grid = facts.get("grid")
-        if grid:
-            fitting = [m for m in fitting if m.sizes.get(choice.square) == math.prod(grid)] or fitting
+        stated = [m for m in fitting if grid and m.sizes.get(choice.square) == math.prod(grid)]
+        if stated:
+            fitting = stated
             continue
         likely = [m for j, m in enumerate(fitting) if _plausible(m.sizes.get(choice.square, 0), first=j == 0)]
         if len({m.variant.names[choice.name] for m in likely}) == 1:
