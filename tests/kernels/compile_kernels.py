@@ -28,7 +28,7 @@ def kind(name, dtypes):
     """Give the type of an argument by its name: pointers end in _ptr, eps is a float, strides and counts are ints."""
     if name.endswith("_ptr"):
         return "*" + dtypes.get(name, "fp32")
-    return "fp32" if name in ("eps", "keep_scale") else "i32"
+    return {"eps": "fp32", "keep_scale": "fp32", "seed": "i64"}.get(name, "i32")
 
 
 def build(kernel, dtypes, constants, arch, *, aligned, warps):
@@ -101,6 +101,29 @@ def focused(dtype, head_width, heads):
     yield f"{label}-key", back.key_kernel, dtypes, base | many | {"HAS_POS": True}, aligned, warps
 
 
+def layer_norm(name, out, width):
+    """Yield the LayerNorm kernels with x in `name`, y and its gradient in `out`, weights in float32."""
+    from vitconv.kernels.layer_norm import launch, triton_kernels
+
+    dtypes = {"x_ptr": name, "dx_ptr": name, "y_ptr": out, "grad_ptr": out}
+    for which, kernel in (("forward", triton_kernels.forward_kernel), ("backward", triton_kernels.backward_kernel)):
+        shape = launch.tile(width, backward=which == "backward")
+        constants = {"HAS_WEIGHT": True, "HAS_BIAS": True, "D": width, "BR": shape.rows, "BD": shape.width}
+        yield f"norm-{name}-{out}-{width}-{which}", kernel, dtypes, constants, ("x_row", "grad_row"), shape.warps
+
+
+def epilogue(name, activation, width):
+    """Yield the epilogue kernels with dropout."""
+    from vitconv.kernels.epilogue import launch, triton_kernels
+
+    dtypes = dict.fromkeys(("x_ptr", "y_ptr", "grad_ptr", "dx_ptr"), name)
+    for which, kernel in (("forward", triton_kernels.forward_kernel), ("backward", triton_kernels.backward_kernel)):
+        shape = launch.tile(width)
+        constants = launch.constants(width, activation, 0.1, shape, has_bias=True)
+        warps = constants.pop("num_warps")
+        yield f"epilogue-{name}-{activation}-{width}-{which}", kernel, dtypes, constants, ("x_row", "grad_row"), warps
+
+
 def cases(which):
     """Yield every case of the named families."""
     import torch
@@ -110,6 +133,14 @@ def cases(which):
             for head_width, heads in ((32, 3), (24, 4), (64, 2)):
                 if dtype != torch.float32 or head_width <= 32:
                     yield from focused(dtype, head_width, heads)
+    if "norm" in which:
+        for name, out in (("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32"), ("fp32", "bf16")):
+            for width in (96, 384, 768, 1024, 1408, 8192):
+                yield from layer_norm(name, out, width)
+    if "epilogue" in which:
+        for name in ("fp16", "bf16", "fp32"):
+            for activation in ("erf", "tanh"):
+                yield from epilogue(name, activation, 3072)
 
 
 if __name__ == "__main__":
@@ -120,4 +151,5 @@ if __name__ == "__main__":
             continue
         for arch in architectures:
             compiled = build(kernel, dtypes, constants, arch, aligned=aligned, warps=warps)
-            print(json.dumps({"name": name, "arch": arch, **read(compiled)}), flush=True)
+            sys.stdout.write(json.dumps({"name": name, "arch": arch, **read(compiled)}) + "\n")
+            sys.stdout.flush()

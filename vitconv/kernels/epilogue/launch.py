@@ -23,12 +23,13 @@ class Tile(NamedTuple):
 
 
 def tile(width: int) -> Tile:
-    """Choose a tile: up to 256 columns of each quarter, and rows to make 512 elements per quarter."""
+    """Choose a tile: up to 256 columns of each quarter, and rows to make 1024 elements per quarter, 8 per thread."""
     columns = min(256, triton.next_power_of_2(-(-width // 4)))
-    return Tile(max(1, min(16, 512 // columns)), columns, 4)
+    return Tile(max(1, min(32, 1024 // columns)), columns, 4)
 
 
-def _constants(width: int, activation: str, p: float, shape: Tile, *, has_bias: bool) -> dict[str, Any]:
+def constants(width: int, activation: str, p: float, shape: Tile, *, has_bias: bool) -> dict[str, Any]:
+    """Return the constexprs of both kernels."""
     return {
         "TANH": activation == "tanh", "HAS_BIAS": has_bias, "THRESHOLD": threshold(p), "M": width,
         "Q": -(-width // 4), "BR": shape.rows, "BC": shape.columns, "num_warps": shape.warps,
@@ -43,7 +44,7 @@ def forward(x: Tensor, bias: Tensor | None, activation: str, p: float, seed: int
     grid = (triton.cdiv(rows, shape.rows), triton.cdiv(-(-m // 4), shape.columns))
     triton_kernels.forward_kernel[grid](
         x, x if bias is None else bias, y, x.stride(0), rows, seed, 1 / (1 - p),
-        **_constants(m, activation, p, shape, has_bias=bias is not None),
+        **constants(m, activation, p, shape, has_bias=bias is not None),
     )  # fmt: skip
     return y
 
@@ -62,6 +63,6 @@ def backward(
     parts = torch.empty((count, 4 * quarter), dtype=torch.float32, device=x.device)
     triton_kernels.backward_kernel[(count, columns)](
         grad, x, x if bias is None else bias, dx, parts, grad.stride(0), x.stride(0), rows, chunk, seed, 1 / (1 - p),
-        **_constants(m, activation, p, shape, has_bias=bias is not None),
+        **constants(m, activation, p, shape, has_bias=bias is not None),
     )  # fmt: skip
     return dx, parts.sum(dim=0)[:m]

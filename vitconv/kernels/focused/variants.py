@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vitconv.errors import UsageError
 from vitconv.kernels.focused.attention import focused_attention
+from vitconv.kernels.focused.autocast import uncast
 from vitconv.kernels.focused.heads import join_heads, split_heads
 
 EpsMode = Literal["sum", "mean"]
@@ -109,7 +110,7 @@ def autocast_off(
     issue 15.
     """
     q, k = (features(x, pe, scale, power, guard=guard) for x, pe in ((q, None), (k, position)))
-    with torch.autocast(device_type=q.device.type, enabled=False):
+    with uncast(q.device.type):
         q, k, v = (split_heads(x if x.dtype == torch.float64 else x.float(), heads) for x in (q, k, v))
         return join_heads(_aggregate(q, k, v, eps))
 
@@ -153,7 +154,9 @@ def simplified(
     power 2 only. The source adds v itself where FLatten adds the depthwise branch; as everywhere here the
     branch is left out. Source: SimplifiedFocusedLinearAttention in FLatten-Transformer issue 15.
     """
-    q, k = (F.normalize(F.relu(x) ** power, dim=-1) for x in (q, k))
+    q, k = (F.relu(x) ** power for x in (q, k))
+    # F.normalize, spelled out so that an emulation of autocast sees its parts.
+    q, k = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (q, k))
     q, k, v = (split_heads(x, heads) for x in (q, k, F.relu(v)))
     return join_heads(_aggregate(q, k, v, eps, shrink=64.0))
 

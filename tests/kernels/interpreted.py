@@ -1,0 +1,205 @@
+"""Run the Triton kernels under the interpreter; collected only by name, in a process of its own (test_interpreted.py).
+
+TRITON_INTERPRET=1 must be set before triton is first imported, and the same process cannot compile. Buffers that the
+launchers allocate are filled with NaN, so that a kernel which leaves an element unwritten is seen.
+"""
+
+import pytest
+import torch
+
+from vitconv.errors import Refused
+from vitconv.kernels import tolerance
+from vitconv.kernels.epilogue.module import epilogue
+from vitconv.kernels.epilogue.module import plan as plan_epilogue
+from vitconv.kernels.focused.attention import Focus, focused_attention
+from vitconv.kernels.focused.attention import plan as plan_focused
+from vitconv.kernels.layer_norm.module import layer_norm
+
+# numpy warns where half arithmetic overflows to inf or divides 0 by 0 in lanes that are masked away.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill every fresh buffer with NaN."""
+    plain, plain_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(plain(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(plain_like(*a, **k)))
+
+
+def test_fresh_buffers_are_poisoned():
+    assert torch.empty(3).isnan().all()
+    assert torch.empty_like(torch.ones(3)).isnan().all()
+
+
+def three_ways(function, tensors, grad):
+    """Run by Triton, by the reference, and by the reference in float64; outputs and all gradients of each."""
+
+    def run(backend, leaves, cotangent):
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        y = function(*leaves, backend=backend)
+        return [y.detach(), *torch.autograd.grad(y, leaves, cotangent.to(y.dtype))]
+
+    return (
+        run("triton", tensors, grad),
+        run("torch", tensors, grad),
+        run("torch", [x.double() for x in tensors], grad.double()),
+    )
+
+
+def hold(names, floors, got, reference, exact):
+    for name, floor, g, r, e in zip(names, floors, got, reference, exact, strict=True):
+        measured, limit = tolerance.error(g, e), tolerance.allowed(tolerance.error(r, e), floor)
+        assert measured <= limit, f"{name}: {measured:.2e} > {limit:.2e}"
+
+
+FOCUSED = [
+    pytest.param(F32, 2, 49, 49, 48, 2, 3, "", id="fp32 window of 49"),
+    pytest.param(F32, 1, 17, 17, 24, 2, 2.5, "", id="fp32 head width 12, p 2.5"),
+    pytest.param(F16, 1, 100, 25, 72, 3, 3, "", id="fp16 head width 24, fewer keys"),
+    pytest.param(F16, 2, 70, 70, 64, 1, 8, "", id="fp16 head width 64, p 8"),
+    pytest.param(F16, 1, 49, 49, 64, 2, 4, "head", id="fp16 dead head, p 4"),
+    pytest.param(F16, 1, 49, 49, 64, 2, 8, "tokens", id="fp16 dead tokens, p 8"),
+    pytest.param(F16, 1, 33, 33, 64, 2, 12, "large", id="fp16 inputs to 60000, p 12"),
+    pytest.param(F16, 2, 40, 40, 64, 2, 3, "loss scale", id="fp16 loss scale 65536"),
+    pytest.param(F16, 1, 40, 40, 64, 2, 3, "strided", id="fp16 views of one qkv"),
+    pytest.param(BF16, 1, 50, 50, 64, 2, 3, "", id="bf16"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "b", "t", "s", "d", "heads", "power", "kind"), FOCUSED)
+def test_focused_attention(dtype, b, t, s, d, heads, power, kind):
+    # Both published eps conventions take turns over the cases.
+    eps_mode = "sum" if t in (17, 49, 70) else "mean"
+    generator = torch.Generator().manual_seed(t + d)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    q, k, v = draw(b, t, d) * 2, draw(b, s, d) * 2, draw(b, s, d)
+    if kind == "head":
+        q[..., : d // heads], k[..., d // heads :] = -q[..., : d // heads].abs(), -k[..., d // heads :].abs()
+    if kind == "tokens":
+        q[:, ::5], k[:, 1::7] = -q[:, ::5].abs(), -k[:, 1::7].abs()
+    if kind == "large":
+        q, k, v = (x.clamp(-3, 3) * 2e4 for x in (q, k, v))
+    scale, position = draw(1, 1, d), draw(1, s, d)
+    add, grad = draw(b, d, t).transpose(1, 2), draw(b, t, d) * (6.5 if kind == "loss scale" else 1.0)
+    if kind == "strided":
+        q, k, v = torch.cat([q, k, v], dim=-1).to(dtype).chunk(3, dim=-1)
+        grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def function(q, k, v, scale, position, add, *, backend):
+        return focused_attention(
+            q, k, v, scale, position, heads=heads, power=power, eps_mode=eps_mode, add=add, backend=backend
+        )
+
+    tensors = [q.to(dtype), k.to(dtype), v.to(dtype), scale, position, add.to(dtype)]
+    got, reference, exact = three_ways(function, tensors, grad.to(dtype))
+    for tensor in (*got, *reference):
+        assert torch.isfinite(tensor).all()
+    fore = tolerance.floor(dtype, interpreted=True, focused="forward")
+    back = tolerance.floor(dtype, interpreted=True, focused="backward")
+    assert torch.equal(got.pop(), reference.pop())
+    exact.pop()
+    hold(("out", "q", "k", "v", "scale", "position"), [fore, *[back] * 5], got, reference, exact)
+
+
+def test_focused_attention_of_one_key_without_eps_returns_the_value():
+    q, k, v, grad = (torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(i)) for i in range(4))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    y = focused_attention(*leaves, torch.zeros(1, 1, 32), None, heads=2, eps=0.0, backend="triton")
+    d_q, d_k, d_v = torch.autograd.grad(y, leaves, grad)
+    assert tolerance.error(y.detach(), v.detach().double()) < tolerance.floor(F32)
+    assert tolerance.error(d_v, grad.double()) < tolerance.floor(F32)
+    # One value to choose from: q and k do not matter, up to rounding of terms of order one over y.
+    assert max(d_q.abs().max(), d_k.abs().max()) < 1e-3 * grad.abs().max()
+
+
+def test_focused_attention_needs_no_position_and_no_branch():
+    q, k, v = (torch.randn(1, 20, 32, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    scale = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(9))
+    run = lambda backend: focused_attention(q, k, v, scale, None, heads=2, backend=backend)  # noqa: E731
+    assert tolerance.error(run("triton"), run("torch").double()) < tolerance.floor(F32)
+
+
+def test_focused_attention_says_that_it_runs():
+    x, scale = torch.randn(1, 4, 32), torch.zeros(1, 1, 32)
+    choice = plan_focused(x, x, x, scale, None, Focus(2, backend="triton"))
+    assert str(choice) == "focused attention: triton (asked for)"
+    with pytest.raises(Refused, match="head width 96 is above 64"):
+        plan_focused(x.repeat(1, 1, 3), x.repeat(1, 1, 3), x.repeat(1, 1, 3), scale, None, Focus(1, backend="triton"))
+
+
+NORM = [
+    pytest.param((3, 197, 96), F32, F32, F32, id="fp32 591 rows of 96"),
+    pytest.param((1, 768), F32, F32, F32, id="fp32 one row"),
+    pytest.param((7, 100), F16, F16, F16, id="fp16 width 100"),
+    pytest.param((5, 1408), F16, F32, F16, id="fp16 input, fp32 weight, width 1408"),
+    pytest.param((37, 197), F32, F32, F16, id="fp32 input emits fp16, odd width"),
+    pytest.param((9, 384), F32, F32, BF16, id="fp32 input emits bf16"),
+    pytest.param((4, 192), BF16, F32, F32, id="bf16 input emits fp32"),
+    pytest.param((2, 8192), BF16, BF16, BF16, id="bf16 width 8192"),
+    pytest.param((3, 3), F32, F32, F32, id="fp32 width 3"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "weights", "out"), NORM)
+@pytest.mark.parametrize("kind", ["plain", "mean 1000 std", "strided", "bare"])
+def test_layer_norm(shape, dtype, weights, out, kind):
+    generator = torch.Generator().manual_seed(shape[-1])
+    d = shape[-1]
+    x = torch.randn(*shape, generator=generator) * 2 + (2000 if kind == "mean 1000 std" else 3)
+    x = x.to(dtype)
+    if kind == "strided":
+        x = torch.cat([x, x], dim=-1)[..., :d]
+    weight, bias = (torch.randn(d, generator=generator).to(weights) for _ in range(2))
+    weight[0] = 0
+    grad = torch.randn(*shape, generator=generator).to(out)
+    tensors = [x] if kind == "bare" else [x, weight, bias]
+
+    def function(x, weight=None, bias=None, *, backend):
+        wide = torch.float64 if x.dtype == torch.float64 else out
+        return layer_norm(x, weight, bias, 1e-6, out_dtype=wide, backend=backend)
+
+    got, reference, exact = three_ways(function, tensors, grad)
+    assert got[0].dtype == out
+    floors = [tolerance.floor(g.dtype, interpreted=True) for g in got]
+    hold(("y", "dx", "dw", "db")[: len(got)], floors, got, reference, exact)
+
+
+EPILOGUE = [
+    pytest.param((5, 7, 100), F32, "erf", 0.3, id="fp32 erf"),
+    pytest.param((1, 13), F32, "tanh", 0.0, id="fp32 tanh, one row of 13"),
+    pytest.param((19, 384), F16, "tanh", 0.1, id="fp16 tanh"),
+    pytest.param((3, 1027), F16, "erf", 0.9, id="fp16 erf, width 1027"),
+    pytest.param((9, 96), BF16, "erf", 0.5, id="bf16 erf"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "activation", "p"), EPILOGUE)
+@pytest.mark.parametrize("kind", ["plain", "strided"])
+def test_epilogue(shape, dtype, activation, p, kind):
+    generator = torch.Generator().manual_seed(shape[-1])
+    x = (torch.randn(*shape, generator=generator) * 2).to(dtype)
+    if kind == "strided":
+        x = torch.cat([x, x], dim=-1)[..., : shape[-1]]
+    bias, grad = torch.randn(shape[-1], generator=generator), torch.randn(*shape, generator=generator).to(dtype)
+
+    def function(x, bias, *, backend):
+        return epilogue(x, bias, activation=activation, p=p, seed=2**40 + 17, backend=backend)
+
+    got, reference, exact = three_ways(function, [x, bias], grad)
+    assert torch.equal(got[0] == 0, reference[0] == 0)
+    floors = [tolerance.floor(dtype, interpreted=True), tolerance.floor(dtype, interpreted=True), tolerance.floor(F32)]
+    hold(("y", "dx", "db"), floors, got, reference, exact)
+
+
+def test_epilogue_without_bias_and_its_refusal():
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    run = lambda backend: epilogue(x, p=0.2, seed=5, backend=backend)  # noqa: E731
+    assert tolerance.error(run("triton"), run("torch").double()) < tolerance.floor(F32)
+    assert "drops everything" in str(plan_epilogue(x, None, 1.0).why)
