@@ -10,17 +10,17 @@ from typing import Any
 
 from vitconv.configs import preprocessor
 from vitconv.configs.activations import TO_HF
-from vitconv.configs.target import Draft, Target, Written
+from vitconv.configs.request import Draft, Request, Written
 
 _DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def write(target: Target) -> Written:
+def write(request: Request) -> Written:
     """Return the configuration files of a ViT or DeiT, or what is lacking, or why they cannot say it."""
-    deit = "deit" in target.dialect
+    deit = "deit" in request.dialect
     title = "transformers' DeiT" if deit else "transformers' ViT"
-    draft = Draft(target, title)
-    sizes = target.sizes
+    draft = Draft(request, title)
+    sizes = request.sizes
     heads, eps, image = draft.heads(), draft.one_eps(), draft.image_size()
     _check(draft, title, deit)
     d, p, q = sizes["d"], sizes["p"], sizes.get("q", sizes["p"])
@@ -37,25 +37,25 @@ def write(target: Target) -> Written:
         "image_size": image[0] if image[0] == image[1] else list(image),
         "patch_size": p if p == q else [p, q],
         "num_channels": sizes["c"],
-        "qkv_bias": target.in_block("attn.q.bias"),
+        "qkv_bias": request.in_block("attn.q.bias"),
         # Only a masked-image decoder reads it; the classes refuse a value other than the patch there.
         "encoder_stride": p,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "initializer_range": 0.02,
     }
-    if target.has("pool.dense.weight"):
+    if request.has("pool.dense.weight"):
         config |= {"pooler_output_size": sizes.get("d2", d), "pooler_act": "tanh"}
     if "Classification" in architecture:
-        labels = target.extra.get("labels") or ()
+        labels = request.extra.get("labels") or ()
         names = labels if len(labels) == sizes["o"] else [f"LABEL_{j}" for j in range(sizes["o"])]
         config["id2label"] = {str(j): name for j, name in enumerate(names)}
         config["label2id"] = {name: j for j, name in enumerate(names)}
-    if target.extra.get("dtype") in _DTYPES:
+    if request.extra.get("dtype") in _DTYPES:
         # The older of its two names: 4.x knows no other, and 5.x takes both.
-        config["torch_dtype"] = _DTYPES[target.extra["dtype"]]
+        config["torch_dtype"] = _DTYPES[request.extra["dtype"]]
     files: dict[str, Any] = {"config.json": config}
-    images = preprocessor.written(target, image)
+    images = preprocessor.written(request, image)
     if images is None:
         draft.notes.append("preprocessor_config.json is left out: image mean and std are unknown (--set mean= std=)")
     else:
@@ -64,34 +64,34 @@ def write(target: Target) -> Written:
 
 
 def _check(draft: Draft, title: str, deit: bool) -> None:
-    target, sizes = draft.target, draft.target.sizes
+    request, sizes = draft.request, draft.request.sizes
     draft.only("norm_placement", "pre", why=f"{title} is pre-norm", needed=True)
     draft.only("norm_kind", "layernorm", why=f"{title} has LayerNorm only")
     draft.only("attention", "softmax", why=f"{title} has softmax attention only")
     draft.only("kv_normalised", True, why=f"{title} gives keys and values the normalised input")
-    if target.has("head.weight"):
+    if request.has("head.weight"):
         draft.only("pooling", "token", why=f"{title} classifies the first token", needed=True)
     if sizes.get("a", sizes["d"]) != sizes["d"]:
         draft.refuse(f"the attention width {sizes['a']} is not the width {sizes['d']}: {title} has no place for it")
     needed = ["embed.cls", "embed.pos", "embed.patch.bias", "norm.weight", *(["embed.dist"] if deit else [])]
-    absent = [name for name in needed if not target.has(name)]
+    absent = [name for name in needed if not request.has(name)]
     if absent:
         draft.refuse(f"{title} has {', '.join(absent)}, this network does not")
-    biases = [part for part in "qkv" if target.in_block(f"attn.{part}.bias")]
+    biases = [part for part in "qkv" if request.in_block(f"attn.{part}.bias")]
     if biases and len(biases) < 3:
         draft.refuse(f"only {' and '.join(biases)} have a bias: qkv_bias is for all three")
-    fits = draft.target.facts.grid
+    fits = draft.request.facts.grid
     if fits is not None and fits[0] != fits[1]:
         draft.notes.append(f"{title} resizes positions as if the grid were square: use it at its own image size only")
 
 
 def _architecture(draft: Draft, deit: bool) -> str:
-    target, family = draft.target, "DeiT" if deit else "ViT"
-    if target.has("head.weight"):
-        if not target.has("head.bias"):
+    request, family = draft.request, "DeiT" if deit else "ViT"
+    if request.has("head.weight"):
+        if not request.has("head.bias"):
             draft.refuse(f"transformers' {family} has a head with a bias")
-        return f"{family}ForImageClassification{'WithTeacher' if target.has('head_dist.weight') else ''}"
-    if not target.has("pool.dense.weight"):
+        return f"{family}ForImageClassification{'WithTeacher' if request.has('head_dist.weight') else ''}"
+    if not request.has("pool.dense.weight"):
         draft.notes.append(
             f"there is no pooler: {family}Model makes one up unless it is opened with add_pooling_layer=False"
         )

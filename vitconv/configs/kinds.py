@@ -9,7 +9,7 @@ from typing import Any
 
 from vitconv.configs import hf, hf_write, preprocessor, timm, timm_write, xformers, xformers_write
 from vitconv.configs.found import Found
-from vitconv.configs.target import Target, Written
+from vitconv.configs.request import Request, Written
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ READERS: tuple[Reader, ...] = (
     Reader("xformers", "xformers factory configuration", xformers.accepts, xformers.read),
 )
 
-_WRITERS: Mapping[str, Callable[[Target], Written]] = MappingProxyType(
+_WRITERS: Mapping[str, Callable[[Request], Written]] = MappingProxyType(
     {
         "timm": timm_write.write,
         "hf-vit": hf_write.write,
@@ -51,6 +51,6 @@ def reader_of(raw: Any) -> Reader | None:
     return next((reader for reader in READERS if reader.accepts(raw)), None)
 
 
-def writer_for(dialect: str) -> Callable[[Target], Written] | None:
+def writer_for(dialect: str) -> Callable[[Request], Written] | None:
     """Return the function that writes the configuration of a dialect's library, or None where it reads none."""
     return _WRITERS.get(dialect)

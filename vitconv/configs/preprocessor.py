@@ -10,7 +10,7 @@ from typing import Any
 
 from vitconv.configs.fields import Fields
 from vitconv.configs.found import Found
-from vitconv.configs.target import Target
+from vitconv.configs.request import Request
 from vitconv.layout.semantics import Semantics
 
 # PIL's numbers, which the file uses.
@@ -60,13 +60,13 @@ def _size(fields: Fields) -> tuple[int, int] | None:
     return fields.pair(key) if value is not None else None
 
 
-def written(target: Target, image_size: tuple[int, int]) -> dict[str, Any] | None:
+def written(request: Request, image_size: tuple[int, int]) -> dict[str, Any] | None:
     """Return the configuration of the image processor, or None while mean or std is unknown."""
-    mean, std = target.facts.mean, target.facts.std
+    mean, std = request.facts.mean, request.facts.std
     if mean is None or std is None:
         return None
     out: dict[str, Any] = {
-        "image_processor_type": "DeiTImageProcessor" if "deit" in target.dialect else "ViTImageProcessor",
+        "image_processor_type": "DeiTImageProcessor" if "deit" in request.dialect else "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": image_size[0], "width": image_size[1]},
         "do_rescale": True,
@@ -75,8 +75,8 @@ def written(target: Target, image_size: tuple[int, int]) -> dict[str, Any] | Non
         "image_mean": list(mean),
         "image_std": list(std),
     }
-    if "deit" in target.dialect:
+    if "deit" in request.dialect:
         out["do_center_crop"] = False
-    if target.extra.get("interpolation") in RESAMPLE:
-        out["resample"] = RESAMPLE[target.extra["interpolation"]]
+    if request.extra.get("interpolation") in RESAMPLE:
+        out["resample"] = RESAMPLE[request.extra["interpolation"]]
     return out

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitconv.configs.activations import TO_TIMM
-from vitconv.configs.target import Draft, Target, Written
+from vitconv.configs.request import Draft, Request, Written
 
 # (block, MLP, with distillation): the entrypoint that has them, and the norm it has.
 _BASES: Mapping[tuple[str, str, bool], tuple[tuple[str, str, float], ...]] = {
@@ -35,27 +35,27 @@ _SWITCHED_ON: Mapping[str, tuple[str, ...]] = {
 _POOLS: Mapping[str, str] = {"token": "token", "avg": "avg", "avg-prefix": "avg", "map": "map", "none": ""}
 
 
-def write(target: Target) -> Written:
+def write(request: Request) -> Written:
     """Return config.json, or what is lacking, or why timm's config.json cannot say it."""
-    draft = Draft(target, "timm")
-    facts = target.facts
+    draft = Draft(request, "timm")
+    facts = request.facts
     image = draft.image_size()
     draft.only("attention", "softmax", why="timm's VisionTransformer has softmax attention")
     draft.only("kv_normalised", True, why="timm gives keys and values the normalised input")
     draft.only("position", "learned", "sincos", "none", why="timm's VisionTransformer adds a table, or nothing")
-    if target.sizes.get("a", target.sizes["d"]) != target.sizes["d"]:
-        draft.refuse(f"the attention width {target.sizes['a']} is not the width {target.sizes['d']}")
+    if request.sizes.get("a", request.sizes["d"]) != request.sizes["d"]:
+        draft.refuse(f"the attention width {request.sizes['a']} is not the width {request.sizes['d']}")
     base, args = _base(draft)
-    args |= _sizes(target, image) | _tokens(draft) | _layers(draft) | _pooling(draft)
+    args |= _sizes(request, image) | _tokens(draft) | _layers(draft) | _pooling(draft)
     args["num_heads"] = draft.heads()
     args["act_layer"] = draft.named("activation", TO_TIMM)
-    classes = target.sizes["o"] if target.has("head.weight") else 0
+    classes = request.sizes["o"] if request.has("head.weight") else 0
     cfg: dict[str, Any] = {
-        "input_size": [target.sizes["c"], *image],
+        "input_size": [request.sizes["c"], *image],
         "fixed_input_size": True,
         "num_classes": classes,
         "first_conv": "patch_embed.proj",
-        "classifier": ["head", "head_dist"] if target.has("embed.dist") else "head",
+        "classifier": ["head", "head_dist"] if request.has("embed.dist") else "head",
     }
     for name in ("mean", "std"):
         value = getattr(facts, name)
@@ -63,18 +63,18 @@ def write(target: Target) -> Written:
             cfg[name] = list(value)
     if facts.mean is None or facts.std is None:
         draft.notes.append(
-            f"image mean and std are unknown: timm will take its own default; say --set mean= std= ({target.dialect})"
+            f"image mean and std are unknown: timm will take its own default; say --set mean= std= ({request.dialect})"
         )
-    cfg |= {k: target.extra[k] for k in ("interpolation", "crop_pct", "crop_mode") if k in target.extra}
+    cfg |= {k: request.extra[k] for k in ("interpolation", "crop_pct", "crop_mode") if k in request.extra}
     config: dict[str, Any] = {
         "architecture": base,
         "num_classes": classes,
-        "num_features": target.sizes["d"],
+        "num_features": request.sizes["d"],
         "global_pool": args["global_pool"],
         "model_args": args,
         "pretrained_cfg": cfg,
     }
-    labels = target.extra.get("labels") or ()
+    labels = request.extra.get("labels") or ()
     if labels and len(labels) == classes:
         config["label_names"] = list(labels)
     return draft.close({"config.json": config})
@@ -82,12 +82,12 @@ def write(target: Target) -> Written:
 
 def _base(draft: Draft) -> tuple[str, dict[str, Any]]:
     """Return the entrypoint that has what JSON cannot say, and the arguments that undo what is not wanted of it."""
-    target = draft.target
-    block, kind, eps = draft.need("norm_placement"), draft.need("norm_kind"), draft.one_eps()
-    mlp = _mlp(target)
-    bases = _BASES.get((block, mlp, target.has("embed.dist")))
+    request = draft.request
+    block, kind, eps = draft.need("norm_placement"), draft.norm_kind(), draft.one_eps()
+    mlp = _mlp(request)
+    bases = _BASES.get((block, mlp, request.has("embed.dist")))
     if block is not None and bases is None:
-        twist = " with a distillation token" if target.has("embed.dist") else ""
+        twist = " with a distillation token" if request.has("embed.dist") else ""
         what = f"a {block}-norm block with {mlp}{twist}"
         draft.refuse(f"no VisionTransformer of timm has {what}")
     if not bases or draft.lacking.keys() & {"norm_kind", "norm_eps"}:
@@ -107,23 +107,23 @@ def _base(draft: Draft) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
-def _mlp(target: Target) -> str:
-    if not target.in_block("mlp.gate.weight"):
+def _mlp(request: Request) -> str:
+    if not request.in_block("mlp.gate.weight"):
         return "Mlp"
-    return "SwiGLU" if any(key.endswith("mlp.fc1_g.weight") for key in target.keys) else "SwiGLUPacked"
+    return "SwiGLU" if any(key.endswith("mlp.fc1_g.weight") for key in request.keys) else "SwiGLUPacked"
 
 
-def _sizes(target: Target, image: tuple[int, int]) -> dict[str, Any]:
-    sizes = target.sizes
+def _sizes(request: Request, image: tuple[int, int]) -> dict[str, Any]:
+    sizes = request.sizes
     d, p = sizes["d"], sizes["p"]
-    hidden = sizes["m"] * (2 if _mlp(target) == "SwiGLUPacked" else 1)
+    hidden = sizes["m"] * (2 if _mlp(request) == "SwiGLUPacked" else 1)
     # timm computes int(width * ratio): half a unit above where the plain quotient would be cut one short.
     ratio = hidden / d if int(d * (hidden / d)) == hidden else (hidden + 0.5) / d
     return {
         "img_size": list(image),
         "patch_size": p if p == sizes.get("q", p) else [p, sizes["q"]],
         "in_chans": sizes["c"],
-        "num_classes": sizes["o"] if target.has("head.weight") else 0,
+        "num_classes": sizes["o"] if request.has("head.weight") else 0,
         "embed_dim": d,
         "depth": sizes["i"],
         "mlp_ratio": ratio,
@@ -131,52 +131,52 @@ def _sizes(target: Target, image: tuple[int, int]) -> dict[str, Any]:
 
 
 def _tokens(draft: Draft) -> dict[str, Any]:
-    target = draft.target
-    cls, registers = target.has("embed.cls"), target.sizes.get("r", 0) if target.has("embed.reg") else 0
-    pre_norm = target.has("embed.norm.weight")
-    if pre_norm == target.has("embed.patch.bias"):
+    request = draft.request
+    cls, registers = request.has("embed.cls"), request.sizes.get("r", 0) if request.has("embed.reg") else 0
+    pre_norm = request.has("embed.norm.weight")
+    if pre_norm == request.has("embed.patch.bias"):
         how = "has both a norm before the blocks and" if pre_norm else "has neither a norm before the blocks nor"
         draft.refuse(f"the network {how} a bias in the patch projection; timm couples them")
-    if target.has("embed.dist") and (registers or pre_norm):
+    if request.has("embed.dist") and (registers or pre_norm):
         draft.refuse("timm's distilled model has no registers and no norm before the blocks")
     out: dict[str, Any] = {
         "class_token": cls,
         "reg_tokens": registers,
         "pre_norm": pre_norm,
-        "pos_embed": "learn" if target.has("embed.pos") else "none",
+        "pos_embed": "learn" if request.has("embed.pos") else "none",
     }
     if cls or registers:
-        out["no_embed_class"] = not (target.has("embed.pos_cls") or target.has("embed.pos_reg"))
-    if not target.has("embed.pos"):
+        out["no_embed_class"] = not (request.has("embed.pos_cls") or request.has("embed.pos_reg"))
+    if not request.has("embed.pos"):
         out["no_embed_class"] = False
     return out
 
 
 def _layers(draft: Draft) -> dict[str, Any]:
-    target = draft.target
-    out_bias, mlp_bias = target.in_block("attn.out.bias"), target.in_block("mlp.down.bias")
+    request = draft.request
+    out_bias, mlp_bias = request.in_block("attn.out.bias"), request.in_block("mlp.down.bias")
     if out_bias != mlp_bias:
         draft.refuse("timm's proj_bias holds for attention and MLP alike; here one has a bias, the other none")
-    scale = target.in_block("ls1")
-    if scale and target.facts.norm_placement == "res-post":
+    scale = request.in_block("ls1")
+    if scale and request.facts.norm_placement == "res-post":
         draft.refuse("timm's ResPostBlock has no LayerScale")
     return {
-        "qkv_bias": target.in_block("attn.q.bias"),
+        "qkv_bias": request.in_block("attn.q.bias"),
         "proj_bias": out_bias,
-        "qk_norm": target.in_block("attn.q_norm.weight"),
-        "scale_attn_norm": target.in_block("attn.norm.weight"),
-        "scale_mlp_norm": target.in_block("mlp.norm.weight"),
+        "qk_norm": request.in_block("attn.q_norm.weight"),
+        "scale_attn_norm": request.in_block("attn.norm.weight"),
+        "scale_mlp_norm": request.in_block("mlp.norm.weight"),
         # The value only starts a fresh model; here the weights bring their own.
         **({"init_values": 1e-5} if scale else {}),
     }
 
 
 def _pooling(draft: Draft) -> dict[str, Any]:
-    target = draft.target
+    request = draft.request
     pooling = draft.need("pooling")
-    if pooling == "token" and not target.has("embed.cls"):
+    if pooling == "token" and not request.has("embed.cls"):
         draft.refuse("pooling=token, but there is no class token")
-    before, after = target.has("norm.weight"), target.has("pool.norm.weight")
+    before, after = request.has("norm.weight"), request.has("pool.norm.weight")
     if before and after:
         draft.refuse("timm has a norm before the pooling or after it, not both")
     return {

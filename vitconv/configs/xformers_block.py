@@ -153,9 +153,11 @@ def _forward(forward: Fields, width: int, notes: list[str], refusals: list[str])
 def _attention(heads: Fields, width: int, refusals: list[str]) -> str | None:
     attention = heads.inner("attention")
     name = attention.text("name")
-    for key in ("dim_key", "dim_value"):
-        if heads.integer(key, width) != width:
-            refusals.append(f"{heads.where}: {key} other than dim_model has no counterpart")
+    refusals += [
+        f"{heads.where}: {key} other than dim_model has no counterpart"
+        for key in ("dim_key", "dim_value")
+        if heads.integer(key, width) != width
+    ]
     if name != "scaled_dot_product":
         refusals.append(f"{attention.where}: {name!r} has no counterpart, and its weights look like softmax attention")
         return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitconv.configs.activations import TO_XFORMERS
-from vitconv.configs.target import Draft, Target, Written
+from vitconv.configs.request import Draft, Request, Written
 from vitconv.configs.xformers_block import NEW_STYLE, OLD_STYLE
 from vitconv.configs.xformers_release import release_number
 from vitconv.errors import UsageError
@@ -19,12 +19,12 @@ from vitconv.errors import UsageError
 FILE = "xformers.json"
 
 
-def write(target: Target) -> Written:
+def write(request: Request) -> Written:
     """Return the factory's configuration, or what is lacking, or why the factory cannot say it."""
-    draft = Draft(target, "xformers")
-    fused = target.dialect == "xformers-fused"
+    draft = Draft(request, "xformers")
+    fused = request.dialect == "xformers-fused"
     release = _release(draft, fused)
-    sizes = target.sizes
+    sizes = request.sizes
     style = draft.need("norm_placement")
     draft.only("norm_placement", "pre", "post", "deepnorm", why="the factory has pre, post and deepnorm")
     draft.only("norm_kind", "layernorm", why="the factory has LayerNorm only")
@@ -32,7 +32,7 @@ def write(target: Target) -> Written:
     draft.only("kv_normalised", not (fused and release < (10, 0) and style == "pre"), why=_KV)
     if style == "deepnorm" and release < (9, 1):
         draft.refuse("deepnorm came with xformers 0.0.10")
-    heads, eps = draft.heads(), target.facts.norm_eps
+    heads, eps = draft.heads(), request.facts.norm_eps
     if sizes.get("a", sizes["d"]) != sizes["d"]:
         draft.refuse(f"the attention width {sizes['a']} is not the width {sizes['d']}")
     if eps not in (None, 1e-5):
@@ -60,7 +60,7 @@ _KV = "only releases up to 0.0.9 leave keys and values without the norm, and the
 
 def _release(draft: Draft, fused: bool) -> tuple[int, int]:
     """Return the release to write for: the one stated, else the newest of the epoch."""
-    stated = draft.target.facts.release
+    stated = draft.request.facts.release
     newest = (11, 0) if fused else (28, 0)
     if stated is None:
         return newest
@@ -76,8 +76,8 @@ def _release(draft: Draft, fused: bool) -> tuple[int, int]:
 
 
 def _heads(draft: Draft, heads: int, fused: bool) -> dict[str, Any]:
-    target = draft.target
-    bias = tuple(target.in_block(f"attn.{part}.bias") for part in ("q", "k", "v", "out"))
+    request = draft.request
+    bias = tuple(request.in_block(f"attn.{part}.bias") for part in ("q", "k", "v", "out"))
     if fused and len(set(bias)) > 1:
         draft.refuse("up to 0.0.11 one flag holds for the biases of query, key, value and output")
     out: dict[str, Any] = {"num_heads": heads, "residual_dropout": 0.0}
@@ -87,71 +87,71 @@ def _heads(draft: Draft, heads: int, fused: bool) -> dict[str, Any]:
         out["bias"] = list(bias)
     if not fused:
         out["bias"] = list(bias)
-        out["use_separate_proj_weight"] = not _shares_projection(target)
-    if target.facts.position == "rope":
+        out["use_separate_proj_weight"] = not _shares_projection(request)
+    if request.facts.position == "rope":
         out["use_rotary_embeddings"] = True
     out["attention"] = {
         "name": "scaled_dot_product",
         "dropout": 0.0,
-        "causal": target.facts.attention == "causal",
+        "causal": request.facts.attention == "causal",
     }
     return out
 
 
-def _shares_projection(target: Target) -> bool:
-    return any(k.endswith("k_proj.weight") for k in target.keys) and not any(
-        k.endswith("q_proj.weight") for k in target.keys
+def _shares_projection(request: Request) -> bool:
+    return any(k.endswith("k_proj.weight") for k in request.keys) and not any(
+        k.endswith("q_proj.weight") for k in request.keys
     )
 
 
 def _forward(draft: Draft, fused: bool) -> dict[str, Any]:
-    target, sizes = draft.target, draft.target.sizes
+    request, sizes = draft.request, draft.request.sizes
     d, m = sizes["d"], sizes["m"]
     if m % d:
         draft.refuse(
             f"the MLP width {m} is no multiple of the width {d}, and hidden_layer_multiplier is a whole number"
         )
-    name = _mlp_class(target)
+    name = _mlp_class(request)
     out: dict[str, Any] = {
         "name": name,
-        "dropout": target.facts.mlp_dropout or 0.0,
+        "dropout": request.facts.mlp_dropout or 0.0,
         "activation": draft.named("activation", TO_XFORMERS),
         "hidden_layer_multiplier": m // d,
     }
-    if name == "MLP" and not target.in_block("mlp.up.bias"):
+    if name == "MLP" and not request.in_block("mlp.up.bias"):
         if fused:
             draft.refuse("up to 0.0.11 the MLP always has biases")
         out["bias"] = False
-    if target.facts.mlp_dropout is None:
+    if request.facts.mlp_dropout is None:
         draft.notes.append("dropout rates are not known and written as 0")
-    if not fused and name == "MLP" and _ends(target, "mlp.3.bias") and not _ends(target, "mlp.3.weight"):
+    if not fused and name == "MLP" and _ends(request, "mlp.3.bias") and not _ends(request, "mlp.3.weight"):
         draft.notes.append(
             "the file has nvFuser's MLP: set xformers._is_functorch_available before building (<= 0.0.21)"
         )
     return out
 
 
-def _ends(target: Target, suffix: str) -> bool:
-    return any(key.endswith(f".{suffix}") for key in target.keys)
+def _ends(request: Request, suffix: str) -> bool:
+    return any(key.endswith(f".{suffix}") for key in request.keys)
 
 
-def _mlp_class(target: Target) -> str:
+def _mlp_class(request: Request) -> str:
     """Return MLP or FusedMLP, told by the numbers of the modules in the file."""
-    if _ends(target, "mlp.3.weight"):
+    if _ends(request, "mlp.3.weight"):
         return "MLP"
     # F1 (0.0.4 to 0.0.7) and nvFuser's MLP (0.0.12 to 0.0.21) have the same names.
-    if _ends(target, "mlp.3.bias"):
-        return "FusedMLP" if target.dialect == "xformers-fused" else "MLP"
-    return "FusedMLP" if _ends(target, "mlp.2.weight") else "MLP"
+    if _ends(request, "mlp.3.bias"):
+        return "FusedMLP" if request.dialect == "xformers-fused" else "MLP"
+    return "FusedMLP" if _ends(request, "mlp.2.weight") else "MLP"
 
 
 def _stack(draft: Draft, block: Mapping[str, Any], fused: bool) -> list[dict[str, Any]]:
     """Return the configurations: split where the factory only does a thing for a configuration of its own."""
-    target, depth = draft.target, int(draft.target.sizes["i"])
-    patch, position = _patch(draft), _position(target)
-    alone = any(re.search(r"encoders\.\d+\.wrap_ff\.sublayer\.layer\.norm\.", key) for key in target.keys)
-    pre = target.facts.norm_placement == "pre"
-    if pre and depth == 1 and not alone and target.keys:
+    request, depth = draft.request, int(draft.request.sizes["i"])
+    patch, position = _patch(draft), _position(request)
+    alone = any(re.search(r"encoders\.\d+\.wrap_ff\.sublayer\.layer\.norm\.", key) for key in request.keys)
+    pre = request.facts.norm_placement == "pre"
+    if pre and depth == 1 and not alone and request.keys:
         draft.refuse("a pre-norm stack of one layer always ends with a norm of its own, which this file does not have")
     first = 1 if patch and not fused and depth > 1 else 0
     last = 1 if alone and depth > 1 else 0
@@ -159,7 +159,7 @@ def _stack(draft: Draft, block: Mapping[str, Any], fused: bool) -> list[dict[str
     if fused and alone and body == 1:
         draft.refuse("up to 0.0.11 two configurations of one layer both end with a norm, one of them inside the stack")
     parts = [first] * (first > 0) + [body] * (body > 0) + [last] * (last > 0)
-    if target.facts.norm_placement == "deepnorm":
+    if request.facts.norm_placement == "deepnorm":
         parts = _deepnorm_parts(draft, depth, first)
     stack = [{**block, "num_layers": n} for n in parts]
     if stack and patch:
@@ -186,8 +186,8 @@ def _deepnorm_parts(draft: Draft, depth: int, first: int) -> list[int]:
 
 
 def _patch(draft: Draft) -> dict[str, Any] | None:
-    target, sizes = draft.target, draft.target.sizes
-    if not any(".patch_emb." in key for key in target.keys):
+    request, sizes = draft.request, draft.request.sizes
+    if not any(".patch_emb." in key for key in request.keys):
         return None
     p = sizes["p"]
     if sizes.get("q", p) != p:
@@ -196,8 +196,8 @@ def _patch(draft: Draft) -> dict[str, Any] | None:
     return {**out, "pool_type": "CONV_2D"}
 
 
-def _position(target: Target) -> dict[str, Any] | None:
-    if not any(".pose_encoding.pos_emb" in key for key in target.keys):
+def _position(request: Request) -> dict[str, Any] | None:
+    if not any(".pose_encoding.pos_emb" in key for key in request.keys):
         return None
-    with_class = any(".pose_encoding.class_token" in key for key in target.keys)
-    return {"name": "learnable", "seq_len": target.sizes["n"], "add_class_token": with_class}
+    with_class = any(".pose_encoding.class_token" in key for key in request.keys)
+    return {"name": "learnable", "seq_len": request.sizes["n"], "add_class_token": with_class}

@@ -12,7 +12,7 @@ from vitconv.layout.semantics import Semantics
 
 
 @dataclass(frozen=True)
-class Target:
+class Request:
     """The network that was written, as its configuration writer needs it.
 
     Attributes:
@@ -97,8 +97,8 @@ _EXAMPLES: Mapping[str, str] = {
 class Draft:
     """Collects, while a configuration is put together, what is lacking and what cannot be said."""
 
-    def __init__(self, target: Target, library: str) -> None:
-        self.target = target
+    def __init__(self, request: Request, library: str) -> None:
+        self.request = request
         self.library = library
         self.lacking: dict[str, str] = {}
         self.reasons: list[str] = []
@@ -106,7 +106,7 @@ class Draft:
 
     def need(self, name: str) -> Any:
         """Return a fact, or note that it is lacking and return None."""
-        value = getattr(self.target.facts, name)
+        value = getattr(self.request.facts, name)
         if value is None:
             self.lacking[name] = _EXAMPLES.get(name, "...")
         return value
@@ -117,7 +117,7 @@ class Draft:
 
     def only(self, name: str, *allowed: Any, why: str, needed: bool = False) -> None:
         """Refuse a known fact that is not among `allowed`; an unknown one is lacking only if `needed`."""
-        value = self.need(name) if needed else getattr(self.target.facts, name)
+        value = self.need(name) if needed else getattr(self.request.facts, name)
         if value is not None and value not in allowed:
             self.refuse(f"{name}={_text(value)}: {why}")
 
@@ -130,13 +130,13 @@ class Draft:
 
     def one_eps(self) -> float:
         """Return the eps that all norms share; norms with different eps are refused, unknown ones lacking."""
-        target = self.target
+        request = self.request
         places = ["norm_eps"]
-        if any(target.has(f"{n}.weight") for n in ("norm", "pool.norm", "trunk_norm")):
+        if any(request.has(f"{n}.weight") for n in ("norm", "pool.norm", "trunk_norm")):
             places.append("final_norm_eps")
-        if target.has("embed.norm.weight"):
+        if request.has("embed.norm.weight"):
             places.append("embed_norm_eps")
-        if target.in_block("attn.q_norm.weight"):
+        if request.in_block("attn.q_norm.weight"):
             places.append("qk_norm_eps")
         values = {name: self.need(name) for name in places}
         if None not in values.values() and len(set(values.values())) > 1:
@@ -144,12 +144,19 @@ class Draft:
             self.refuse(f"{said}: a configuration of {self.library} states one eps for all norms")
         return float(values["norm_eps"] or 0.0)
 
+    def norm_kind(self) -> str | None:
+        """Return the kind of norm: the fact, else LayerNorm where the norms have a bias, which RMSNorm has not."""
+        if self.request.facts.norm_kind is None and self.request.in_block("norm1.bias"):
+            return "layernorm"
+        kind: str | None = self.need("norm_kind")
+        return kind
+
     def heads(self) -> int:
         """Return the head count, checked against the attention width."""
-        heads, a = self.need("heads"), self.target.sizes.get("a", self.target.sizes["d"])
+        heads, a = self.need("heads"), self.request.sizes.get("a", self.request.sizes["d"])
         if heads is not None and a % heads:
             self.refuse(f"heads={heads} does not divide the attention width {a}")
-        scale = self.target.facts.attention_scale
+        scale = self.request.facts.attention_scale
         if heads is not None and scale is not None and abs(scale - (a / heads) ** -0.5) > 1e-6 * scale:
             self.refuse(f"attention_scale={scale:g}: {self.library} scales by 1/sqrt({a // heads})")
         return int(heads or 1)
@@ -159,7 +166,7 @@ class Draft:
 
         A table of 16 positions is 4x4 or 2x8, so the count alone is only good for a suggestion.
         """
-        facts, sizes = self.target.facts, self.target.sizes
+        facts, sizes = self.request.facts, self.request.sizes
         p, n = sizes["p"], sizes.get("n")
         q = sizes.get("q", p)
         size, grid = facts.image_size, facts.grid
