@@ -7,10 +7,10 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitconv.errors import LayoutError, Refused
-from vitconv.layout.canonical import layer_of, slot, template_of
+from vitconv.errors import Refused
+from vitconv.layout.canonical import layer_of, template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
-from vitconv.layout.match import bind, check_equal, collapse
+from vitconv.layout.match import bind, collapse
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.unify import Bound
 
@@ -49,10 +49,9 @@ def encode(
     A variant whose implied facts contradict `facts` is never taken. Among equals the first declared wins.
 
     Raises:
-        Refused: the facts contradict every variant, or the sizes do not fit; the message says which and why.
+        Refused: the facts contradict every variant; the message says which and why.
     """
     dialect.check_choices(wanted or {})
-    _check_sizes(dialect, names)
     candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
     allowed = [v for v in candidates if not contradictions(v, facts)]
     if not allowed:
@@ -63,16 +62,6 @@ def encode(
     options = [v for v in allowed if _conditions(v, have)] or allowed
     best = min(range(len(options)), key=lambda j: (*_cost(options[j], have, depth), j))
     return _say(options[best], names, depth)
-
-
-def _check_sizes(dialect: Dialect, names: Mapping[str, tuple[int, ...]]) -> None:
-    sizes: dict[str, int] = {}
-    for name, shape in names.items():
-        sizes |= dict(zip(slot(template_of(name)).axes, shape, strict=False))
-    try:
-        check_equal(dialect, sizes)
-    except LayoutError as e:
-        raise Refused(str(e)) from None
 
 
 def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical import template_of
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
-from vitconv.layout.match import Match, collapse
+from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
 from vitconv.layout.recipe import Piece, View, compose, tiles, view_of
 from vitconv.layout.rule import Const
@@ -84,14 +84,14 @@ def plan(
         order: the keys of the file in file order, which the targets follow.
 
     Raises:
-        Refused: the target computes another function, a fact that decides this is unknown, or tensors are lacking.
-        LayoutError: an axis the target needs (such as `h`) is not known.
+        Refused: the target computes another function, a fact that decides this is unknown, tensors are lacking, their
+            shapes do not fit, or an axis the target needs (such as `h`) is not known.
     """
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
     said = encode(target, network.shapes, network.depth, facts, wanted)
     _need_all(target, said)
     _need_facts(target, said, facts)
-    sizes = unify_parts(said.bound, network.shapes, given)
+    sizes = _sizes(target, said, network, given)
     filled = _filled(network, said, sizes)
     targets = [_target(b, filled, sizes) for b in said.bound]
     by_key = {t.key: t for t in targets}
@@ -109,6 +109,15 @@ def plan(
         and (of := tie.of.replace("{i}", str(i))) in filled.cells
     )
     return Plan(source, said, filled, tuple(targets), sizes, residue, equal, source.notes)
+
+
+def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str, int] | None) -> dict[str, int]:
+    try:
+        sizes = unify_parts(said.bound, network.shapes, given)
+        check_equal(target, sizes)
+    except LayoutError as e:
+        raise Refused(f"{target.name} cannot be written: {e}") from None
+    return sizes
 
 
 def _need_all(target: Dialect, said: Encoding) -> None:
