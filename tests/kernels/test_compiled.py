@@ -1,0 +1,65 @@
+"""Compile the kernels for sm_80 and sm_90 without a GPU, in a process of its own, and read the cubins."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
+
+# What a block may hold beside a second one on an A100 (164 KiB per multiprocessor).
+SHARED = 80 * 1024
+
+
+def compiled(families, architectures, pattern, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(HERE / "compile_kernels.py"), families, architectures, pattern]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("families", "pattern", "count"),
+    [
+        ("norm", "norm-(fp16-fp16|fp32-bf16)-(96|768|8192)-", 12),
+        ("epilogue", "epilogue-(fp16|fp32)-erf", 4),
+        ("focused", "focused-fp16-(24x4|64x2)", 12),
+        ("focused", "focused-(bf16-32x3|fp32-24x4)-(state|reduce|key)", 6),
+    ],
+    ids=["norm", "epilogue", "focused fp16", "focused bf16 and fp32"],
+)
+def test_cubins_load_wide_and_do_not_spill(families, pattern, count, tmp_path):
+    lines = compiled(families, "80,90", pattern, tmp_path)
+    assert len(lines) == 2 * count
+    for line in lines:
+        assert line["spills"] == 0, line
+        assert line["stack"] == 0, line
+        assert line["registers"] <= 255, line
+        assert line["shared"] <= SHARED, line
+        assert line["loads"].get("128", 0) > 0, line
+
+
+def test_the_probe_sees_spills(tmp_path):
+    """Ask for a tile that cannot fit: the same reading must then report spills."""
+    script = (
+        "import compile_kernels as c\n"
+        "from vitconv.kernels.layer_norm import triton_kernels as t\n"
+        "k = dict(HAS_WEIGHT=True, HAS_BIAS=True, D=8192, BR=8, BD=8192)\n"
+        "print(c.read(c.build(t.forward_kernel, {}, k, 90, aligned=('x_row',), warps=4))['spills'])\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 100
