@@ -48,7 +48,11 @@ def detect(
         return fits[0]
     if fits:
         raise _ambiguous(fits)
-    raise _unrecognised(header, [closest(dialect, header, wanted, given) for dialect, wanted in asked])
+    if not shapes:
+        raise NotRecognised("the file holds no tensors")
+    if not asked:
+        raise NotRecognised("there is no dialect to compare with")
+    raise _unrecognised(header, closest(asked, header, given))
 
 
 def _ambiguous(fits: list[Match]) -> Ambiguous:
@@ -72,12 +76,7 @@ def _sizes(m: Match, others: list[Match]) -> str:
     return ", ".join(f"{k}={v}" for k, v in differ.items()) or "same sizes"
 
 
-def _unrecognised(header: Header, nearest: list[Match]) -> NotRecognised | Refused:
-    if not header.shapes:
-        return NotRecognised("the file holds no tensors")
-    if not nearest:
-        return NotRecognised("there is no dialect to compare with")
-    m = min(nearest, key=lambda m: (m.badness, -len(m.bound)))
+def _unrecognised(header: Header, m: Match) -> NotRecognised | Refused:
     hits = [(f, hit) for f in m.dialect.forbids if (hit := _hits(f, m))]
     reasons = [f"{f.reason} ({'without ' if f.absent else ''}{_list(hit)})" for f, hit in hits]
     # With nothing else to go by, the forbidden keys themselves must be most of the file.

@@ -15,7 +15,7 @@ from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, patt
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.unify import Bound, unify
 
-_CELL = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z\d])")
+_CELL = re.compile(r"(?<![A-Za-z\d])[0-9]{1,5}(?![A-Za-z\d])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def readings(
     facts: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Return every variant that fits, or the single closest one when none does."""
-    return fitting(dialect, header, wanted, given, facts) or [closest(dialect, header, wanted, given)]
+    return fitting(dialect, header, wanted, given, facts) or [closest([(dialect, wanted or {})], header, given)]
 
 
 def fitting(
@@ -140,21 +140,39 @@ def fitting(
 
 
 def closest(
-    dialect: Dialect,
-    header: Header,
-    wanted: Mapping[str, str] | None = None,
-    given: Mapping[str, int] | None = None,
+    asked: Iterable[tuple[Dialect, Mapping[str, str]]], header: Header, given: Mapping[str, int] | None = None
 ) -> Match:
-    """Return the variant with the fewest unknown and missing keys, or the conflict of shapes when names do fit."""
-    m = min((_cover(v, header) for v in dialect.variants if v.agrees(wanted or {})), key=lambda m: m.badness)
+    """Return the variant with the fewest unknown and missing keys, or the conflict of shapes when names do fit.
+
+    Args:
+        asked: the dialects, at least one, each with the options told by the user.
+        header: names and shapes of the file.
+        given: axis sizes told by the user.
+    """
+    variants = [v for dialect, wanted in asked for v in dialect.variants if v.agrees(wanted)]
+    order = sorted((_at_least(v, header), j) for j, v in enumerate(variants))
+    tried: list[Match] = []
+    for least, j in order:
+        if tried and least > min(m.badness for m in tried)[0]:
+            break
+        tried.append(_cover(variants[j], header))
+    m = min(tried, key=lambda m: (m.badness, -len(m.bound)))
     return _solve(m, header, given) if m.fits else m
 
 
 def _may_fit(variant: Variant, header: Header) -> bool:
     """Return False when a needed tensor is nowhere, or fewer keys are known than the file has: a quick first look."""
-    if not all(map(header.find, variant.needed())):
-        return False
-    return sum(len(header.find(item.key)) for item in variant.items) >= len(header.shapes)
+    return all(map(header.find, variant.needed())) and _known(variant, header) >= len(header.shapes)
+
+
+def _known(variant: Variant, header: Header) -> int:
+    return sum(len(header.find(item.key)) for item in variant.items)
+
+
+def _at_least(variant: Variant, header: Header) -> int:
+    """Return a number of unknown and missing keys that a variant surely has, without matching it."""
+    lacking = sum(not header.find(key) for key in variant.needed())
+    return lacking + max(0, len(header.shapes) - _known(variant, header))
 
 
 def _cover(variant: Variant, header: Header) -> Match:
