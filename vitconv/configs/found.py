@@ -74,6 +74,7 @@ def joined(parts: Iterable[Found]) -> Found:
     notes: list[str] = []
     by: dict[str, str] = {}
     disputed: set[str] = set()
+    unsure: set[str] = set()
     for part in parts:
         for name, value in part.facts.known().items():
             if name in facts and facts[name] != value:
@@ -87,13 +88,16 @@ def joined(parts: Iterable[Found]) -> Found:
             by.setdefault(name, part.source)
         for axis, size in part.sizes.items():
             if sizes.setdefault(axis, size) != size:
-                notes.append(f"{_TITLES.get(axis, axis)}: {sizes[axis]} and {size} in different files")
+                notes.append(
+                    f"{_TITLES.get(axis, axis)}: {sizes[axis]} and {size} in different files; neither is taken"
+                )
+                unsure.add(axis)
         extra = {**part.extra, **extra}
     for name in disputed:
         del facts[name]
     return Found(
         dataclasses.replace(Semantics(), **facts),
-        sizes,
+        {axis: size for axis, size in sizes.items() if axis not in unsure},
         extra,
         tuple(s for p in parts for s in p.sources),
         tuple(n for p in parts for n in p.notes) + tuple(notes),
