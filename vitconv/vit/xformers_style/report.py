@@ -15,7 +15,8 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, image: tuple[int, int], patch: tuple[int, int], channels: int, width: int) -> None:
         super().__init__()
-        self.num_patches = (image[0] // patch[0]) * (image[1] // patch[1])
+        self.grid_size = (image[0] // patch[0], image[1] // patch[1])
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -40,6 +41,7 @@ class ReportViT(nn.Module):
         classes: int = 1000,
     ) -> None:
         super().__init__()
+        self.image_size = image
         self.patch_embed = PatchEmbed(image, patch, channels, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patch_embed.num_patches + 1, width))

@@ -1,0 +1,1 @@
+"""What the hosts share: the protocol, taps, and reading facts off a live network."""

@@ -1,0 +1,126 @@
+"""The protocol of a host: what it is asked for, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from vitconv.errors import UsageError
+from vitconv.layout.semantics import Semantics
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from vitconv.hosts.base.survey import Survey
+    from vitconv.hosts.base.tap import Tap
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to build.
+
+    Attributes:
+        model: what follows the host's name, such as `vit_small_patch16_224`, `config.json`, `package.module:factory`.
+        options: build options by name; each host says which it knows, and refuses others.
+        facts: facts that the host is asked to respect where it can (the reference needs them all).
+        shapes: {canonical name: shape}, for hosts that build from tensors (the reference).
+    """
+
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    facts: Semantics = field(default_factory=Semantics)
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the network takes: `images` [b c height width] or `tokens` [b t d]; `shape` is that of one example."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A network, and what it really is.
+
+    Attributes:
+        host: the host's name.
+        model: the model's name, as asked for.
+        module: the network; its state dict is in one of the dialects.
+        dialects: the names of the dialects its state dict can be in, the likeliest first.
+        facts: what it will really use, read off the live modules; unknown where it cannot be read.
+        survey: every norm with its eps, every dropout and drop-path site, the attention backend, train or eval.
+        taps: {canonical name: where the value of that name passes}.
+        inputs: what it takes.
+        run: `run(module, images)` gives the logits, or the features of a network without a head, as one tensor.
+        notes: what the user should know, such as configuration keys that are dropped.
+    """
+
+    host: str
+    model: str
+    module: nn.Module
+    dialects: tuple[str, ...]
+    facts: Semantics
+    survey: Survey
+    taps: Mapping[str, Tap]
+    inputs: Inputs
+    run: Callable[[nn.Module, Tensor], Tensor]
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Run the network on images: [b c height width] (or what `inputs` says), float."""
+        return self.run(self.module, images)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: the name on the command line.
+        title: what it is, in words.
+        dialects: the dialects its networks can speak.
+        options: the build options it knows, each with a word on what it does.
+        library: the package that must be importable, or None.
+        make: build the network, in eval mode.
+        describe: tell what a live network of this kind is.
+        accepts: whether a live module is one that `describe` knows.
+    """
+
+    name: str
+    title: str
+    dialects: tuple[str, ...]
+    options: Mapping[str, str]
+    make: Callable[[Spec], nn.Module]
+    describe: Callable[[nn.Module, Spec], Built]
+    accepts: Callable[[nn.Module], bool]
+    library: str | None = None
+
+    def why_not(self) -> str | None:
+        """Return why this host cannot be used here, or None."""
+        if self.library is None or find_spec(self.library) is not None:
+            return None
+        return f"{self.library} is not installed"
+
+    def build(self, spec: Spec) -> Built:
+        """Build the network of `spec` and describe it.
+
+        Raises:
+            UsageError: the library is missing, or an option or model is unknown.
+            Refused: the network needs facts that are not known, or cannot be built.
+        """
+        reason = self.why_not()
+        if reason is not None:
+            raise UsageError(f"host {self.name} cannot be used: {reason}")
+        unknown = sorted(set(spec.options) - set(self.options))
+        if unknown and "*" not in self.options:
+            known = ", ".join(sorted(self.options)) or "none"
+            raise UsageError(f"host {self.name} does not know the option {', '.join(unknown)}; it knows: {known}")
+        return self.describe(self.make(spec), spec)
+
+    def run(self, module: nn.Module, images: Tensor) -> Tensor:
+        """Run a live network of this kind on images; see `Built.run`."""
+        return self.describe(module, Spec()).run(module, images)

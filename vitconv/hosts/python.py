@@ -1,0 +1,154 @@
+"""The user's own network: package.module:factory, or a file.py:factory"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitconv.errors import Refused, UsageError
+from vitconv.hosts import reference, timm, torchvision, transformers, xformers, xformers_style
+from vitconv.hosts.base.facts import activation_fact, eps_facts, norm_kind
+from vitconv.hosts.base.host import Built, Host, Inputs, Spec
+from vitconv.hosts.base.places import Places, Table, locate, taps_of
+from vitconv.hosts.base.survey import survey
+from vitconv.layout.semantics import Semantics
+
+_HOSTS = (reference, timm, torchvision, transformers, xformers_style, xformers)
+_TABLES: tuple[tuple[str, Table], ...] = (
+    ("canonical", reference.TABLE),
+    ("timm", timm.TABLE),
+    ("torchvision", torchvision.TABLE),
+    ("hf-vit", transformers.TABLE),
+)
+
+
+def make(spec: Spec) -> nn.Module:
+    """Import and call the factory; options are its arguments. The result must be a torch module.
+
+    This runs the user's own code, as importing it does.
+
+    Raises:
+        UsageError: not of the form `module:name`, no such module or name, or the result is not a module.
+    """
+    network = load(spec.model)
+    made = network if isinstance(network, nn.Module) else network(**spec.options)
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"python:{spec.model} gives {type(made).__name__}, expected a torch.nn.Module")
+    return made.eval()
+
+
+def load(reference_text: str) -> Callable[..., Any] | nn.Module:
+    """Return what `package.module:name` or `path/file.py:name` names.
+
+    Raises:
+        UsageError: not of that form, or nothing there.
+    """
+    where, colon, name = reference_text.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"python:{reference_text}: expected package.module:factory or file.py:factory")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else import_module(where)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"python:{reference_text}: no module {e.name!r} on the Python path") from e
+    target: Any = module
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise UsageError(f"python:{reference_text}: {where} has no {name!r}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise UsageError(f"python:{reference_text}: {name} is {type(target).__name__}, expected a factory or a module")
+    return target
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"python: no such file: {path}")
+    spec = spec_from_file_location(f"vitconv_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    # Dataclasses and pickling look the module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def describe(module: nn.Module, spec: Spec) -> Built:
+    """Tell what this network is: as the host of its library does, else by the names of its modules."""
+    for known in _HOSTS:
+        if known.HOST.accepts(module):
+            return known.HOST.describe(module, spec)
+    dialects, places = _recognised(module)
+    facts = Semantics().replaced(
+        {k: v for k, v in {"norm_kind": norm_kind(places), **eps_facts(places)}.items() if v is not None}
+    )
+    act = activation_fact(places)
+    taps = taps_of(places, head=places.get("head"))
+    return Built(
+        host="python",
+        model=spec.model,
+        module=module,
+        dialects=dialects,
+        facts=facts if act is None else facts.replaced({"activation": act}),
+        survey=survey(module, places, "unknown"),
+        taps=taps,
+        inputs=Inputs("images", _input_shape(module, spec)),
+        run=run,
+        notes=("the network is of no library that is known here: facts and taps are read off module names",),
+    )
+
+
+def _recognised(module: nn.Module) -> tuple[tuple[str, ...], Places]:
+    """Return the dialect whose module names fit best, under any prefix, and the places found."""
+    best: tuple[tuple[str, ...], Places] = ((), {})
+    for prefix in dict.fromkeys(["", *(f"{name}." for name, _ in module.named_children())]):
+        for dialect, table in _TABLES:
+            under = {place: tuple(prefix + path for path in paths) for place, paths in table.items()}
+            # A head often stays outside the wrapped trunk.
+            under["head"] = (*under["head"], *table["head"])
+            places = locate(module, under)
+            if "blocks.0" in places and len(places) > len(best[1]):
+                best = ((dialect,), places)
+    return best
+
+
+def _input_shape(module: nn.Module, spec: Spec) -> tuple[int, ...]:
+    """Return (channels, height, width): the first convolution's channels, and the size of the facts or 224."""
+    conv = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    size = spec.facts.image_size or (224, 224)
+    return (3 if conv is None else conv.in_channels, *size)
+
+
+def run(module: nn.Module, images: Tensor) -> Tensor:
+    """Return the one tensor the network gives: itself, the first of a tuple, or `logits`, `CLS`, `pooler_output`.
+
+    Raises:
+        Refused: it gives something else.
+    """
+    y = module(images)
+    if isinstance(y, (tuple, list)) and y:
+        y = y[0]
+    if isinstance(y, Tensor):
+        return y
+    for name in ("CLS", "logits", "pooler_output", "last_hidden_state", "output"):
+        value = y.get(name) if isinstance(y, dict) else getattr(y, name, None)
+        if isinstance(value, Tensor):
+            return value
+    raise Refused(f"{type(module).__name__} gives {type(y).__name__}; expected a tensor, or one called logits")
+
+
+HOST = Host(
+    name="python",
+    title="the user's own network",
+    dialects=(),
+    options={"*": "arguments of the factory"},
+    make=make,
+    describe=describe,
+    accepts=lambda module: isinstance(module, nn.Module),
+)

@@ -1,0 +1,114 @@
+"""Vision transformers of timm: any model name of the VisionTransformer family"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitconv.errors import Refused
+from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
+from vitconv.hosts.base.host import Built, Host, Inputs, Spec
+from vitconv.hosts.base.places import depth, locate, taps_of
+from vitconv.hosts.base.survey import survey
+from vitconv.layout.semantics import Semantics
+
+# huggingface/pytorch-image-models, timm/models/vision_transformer.py and deit.py, 1.0.31.
+TABLE = {
+    "blocks.{i}": ("blocks.{i}",),
+    "blocks.{i}.norm1": ("blocks.{i}.norm1",),
+    "blocks.{i}.attn": ("blocks.{i}.attn",),
+    "blocks.{i}.attn.q_norm": ("blocks.{i}.attn.q_norm",),
+    "blocks.{i}.attn.k_norm": ("blocks.{i}.attn.k_norm",),
+    "blocks.{i}.norm2": ("blocks.{i}.norm2",),
+    "blocks.{i}.mlp": ("blocks.{i}.mlp",),
+    "blocks.{i}.mlp.act": ("blocks.{i}.mlp.act",),
+    "embed.norm": ("norm_pre",),
+    "norm": ("norm",),
+    "pool.norm": ("fc_norm",),
+    "head": ("head",),
+    "head_dist": ("head_dist",),
+}
+_PLACEMENT = {"Block": "pre", "LayerScaleBlock": "pre", "ResPostBlock": "res-post"}
+_FAMILY = ("timm.models.vision_transformer", "timm.models.deit")
+
+
+def accepts(module: nn.Module) -> bool:
+    """Return True for timm's VisionTransformer and what is derived from it."""
+    return any(c.__module__ in _FAMILY and c.__name__.startswith("VisionTransformer") for c in type(module).__mro__)
+
+
+def make(spec: Spec) -> nn.Module:
+    """Build a model by timm's name; options are arguments of `timm.create_model`, `pretrained` stays off.
+
+    Raises:
+        Refused: the model is not of the VisionTransformer family.
+    """
+    import timm
+
+    module = timm.create_model(spec.model, pretrained=False, **spec.options)
+    if not accepts(module):
+        raise Refused(f"timm's {spec.model} is {type(module).__name__}; only its VisionTransformer family is known")
+    return module.eval()
+
+
+def describe(module: nn.Module, spec: Spec) -> Built:
+    """Tell what this timm network is."""
+    net: Any = module
+    places = locate(module, TABLE)
+    blocks = [places[f"blocks.{i}"] for i in range(depth(places))]
+    attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
+    fused = common(bool(getattr(a, "fused_attn", False)) for a in attentions)
+    return Built(
+        host="timm",
+        model=spec.model or type(module).__name__,
+        module=module,
+        dialects=("timm",),
+        facts=_facts(net, places, blocks, attentions),
+        survey=survey(module, places, {True: "sdpa", False: "eager", None: "mixed"}[fused]),
+        taps=taps_of(places, head=net.head),
+        inputs=Inputs("images", (net.patch_embed.proj.in_channels, *net.patch_embed.img_size)),
+        run=run,
+    )
+
+
+def _facts(net: Any, places: dict[str, nn.Module], blocks: list[nn.Module], attentions: list[Any]) -> Semantics:
+    pooling = {"token": "token", "avg": "avg", "map": "map", "": "none"}.get(net.global_pool)
+    if pooling == "avg" and getattr(net, "pool_include_prefix", False):
+        pooling = "avg-prefix"
+    placement = common(_PLACEMENT.get(type(b).__name__) for b in blocks)
+    return Semantics().replaced(
+        {
+            "heads": common(a.num_heads for a in attentions),
+            "norm_placement": placement,
+            "norm_kind": norm_kind(places),
+            "activation": activation_fact(places),
+            "attention": "softmax",
+            "attention_scale": common(scale_fact(a.scale, a.head_dim) for a in attentions),
+            "kv_normalised": True if placement is not None else None,
+            "pooling": pooling,
+            "position": "none" if net.pos_embed is None else "learned",
+            "grid": tuple(net.patch_embed.grid_size),
+            "image_size": tuple(net.patch_embed.img_size),
+            **eps_facts(places),
+        }
+    )
+
+
+def run(module: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits [b o], or the features of a network without a head."""
+    y = module(images)
+    # A distilled network in distilled training returns both heads' logits.
+    return (y[0] + y[1]) / 2 if isinstance(y, tuple) else y
+
+
+HOST = Host(
+    name="timm",
+    title="timm's VisionTransformer family",
+    dialects=("timm",),
+    options={"*": "any argument of timm.create_model, such as img_size, num_classes, drop_path_rate"},
+    make=make,
+    describe=describe,
+    accepts=accepts,
+    library="timm",
+)

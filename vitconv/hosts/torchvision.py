@@ -1,0 +1,99 @@
+"""torchvision's vision transformers: vit_b_16 and its kin, or VisionTransformer with its own arguments"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitconv.errors import Refused
+from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind
+from vitconv.hosts.base.host import Built, Host, Inputs, Spec
+from vitconv.hosts.base.places import depth, locate, taps_of
+from vitconv.hosts.base.survey import survey
+from vitconv.layout.semantics import Semantics
+
+# pytorch/vision, torchvision/models/vision_transformer.py, 0.29.
+_BLOCK = "encoder.layers.encoder_layer_{i}"
+TABLE = {
+    "blocks.{i}": (_BLOCK,),
+    "blocks.{i}.norm1": (f"{_BLOCK}.ln_1",),
+    "blocks.{i}.attn": (f"{_BLOCK}.self_attention",),
+    "blocks.{i}.norm2": (f"{_BLOCK}.ln_2",),
+    "blocks.{i}.mlp": (f"{_BLOCK}.mlp",),
+    "blocks.{i}.mlp.act": (f"{_BLOCK}.mlp.1",),
+    "norm": ("encoder.ln",),
+    "head": ("heads.head",),
+}
+
+
+def accepts(module: nn.Module) -> bool:
+    """Return True for torchvision's VisionTransformer and what is derived from it."""
+    return any(c.__module__ == "torchvision.models.vision_transformer" for c in type(module).__mro__)
+
+
+def make(spec: Spec) -> nn.Module:
+    """Build a model by torchvision's name without weights, or `VisionTransformer` itself; options are its arguments.
+
+    Raises:
+        Refused: the model is not a VisionTransformer.
+    """
+    from torchvision.models import VisionTransformer, get_model
+
+    options = dict(spec.options)
+    module = VisionTransformer(**options) if spec.model == "VisionTransformer" else get_model(spec.model, **options)
+    if not accepts(module):
+        raise Refused(f"torchvision's {spec.model} is {type(module).__name__}; only its VisionTransformer is known")
+    return module.eval()
+
+
+def describe(module: nn.Module, spec: Spec) -> Built:
+    """Tell what this torchvision network is."""
+    net: Any = module
+    places = locate(module, TABLE)
+    attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
+    side = net.image_size // net.patch_size
+    facts = Semantics().replaced(
+        {
+            "heads": common(a.num_heads for a in attentions),
+            "norm_placement": "pre",
+            "norm_kind": norm_kind(places),
+            "activation": activation_fact(places),
+            "attention": "softmax",
+            "attention_scale": common(a.head_dim**-0.5 for a in attentions),
+            "kv_normalised": True,
+            "pooling": "token",
+            "position": "learned",
+            "grid": (side, side),
+            "image_size": (net.image_size, net.image_size),
+            **eps_facts(places),
+        }
+    )
+    return Built(
+        host="torchvision",
+        model=spec.model or type(module).__name__,
+        module=module,
+        dialects=("torchvision",),
+        facts=facts,
+        survey=survey(module, places, "torch.nn.MultiheadAttention: sdpa, its fast path in eval without gradients"),
+        taps=taps_of(places, head=getattr(net.heads, "head", None)),
+        inputs=Inputs("images", (3, net.image_size, net.image_size)),
+        run=run,
+    )
+
+
+def run(module: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits [b o]."""
+    return module(images)
+
+
+HOST = Host(
+    name="torchvision",
+    title="torchvision's VisionTransformer",
+    dialects=("torchvision",),
+    options={"*": "any argument of torchvision.models.get_model, such as image_size, num_classes, dropout"},
+    make=make,
+    describe=describe,
+    accepts=accepts,
+    library="torchvision",
+)
