@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ class Plant:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package `garden.plants` with two entries and one shared module, and no entry points."""
+    """A package `garden.plants` with two entries and one shared module, and no plug-ins."""
     plants = tmp_path / "garden" / "plants"
     plants.mkdir(parents=True)
     (tmp_path / "garden" / "__init__.py").write_text("")
@@ -33,15 +32,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (plants / "sea_kale.py").write_text("# no docstring\n" + body.format(name="sea-kale"))
     (plants / "_soil.py").write_text("raise RuntimeError('never imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
     yield plants
     for name in [name for name in sys.modules if name.split(".")[0] == "garden"]:
         del sys.modules[name]
 
 
-def plug_in(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    found = [EntryPoint(name, value, KIND.group) for name, value in points]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == KIND.group else [])
+def plug_in(folder: Path, *points: tuple[str, str], package: str = "plug") -> None:
+    """Install a package that adds entries, as pip leaves it: a dist-info folder beside the code."""
+    info = folder.parents[1] / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in points)
+    (info / "entry_points.txt").write_text(f"[console_scripts]\nx = y:z\n\n[{KIND.group}]\n{lines}")
 
 
 def importable(folder: Path) -> None:
@@ -70,10 +72,10 @@ def test_load_imports_the_one_module(folder: Path) -> None:
 def test_known_name_does_not_look_at_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importable(folder)
 
-    def look(group: str) -> list[EntryPoint]:
-        raise AssertionError("entry points are slow and were not needed")
+    def look(group: str) -> bool:
+        raise AssertionError("other packages are not asked about a name of the folder")
 
-    monkeypatch.setattr("importlib.metadata.entry_points", look)
+    monkeypatch.setattr(registry, "_announced", look)
     assert registry.load(KIND, "oak").name == "oak"
     assert list(registry.load_all(KIND, plugins=False)) == ["oak", "sea-kale"]
 
@@ -98,14 +100,14 @@ def test_unknown_name_lists_known_and_closest(folder: Path, name: str, expected:
     assert str(caught.value) == expected
 
 
-def test_plug_in_is_found_by_its_entry_point_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_is_found_by_its_entry_point_name(folder: Path) -> None:
     importable(folder)
     (folder / "_elsewhere.py").write_text("class fern: name = 'fern'\n")
-    plug_in(monkeypatch, ("fern", "garden.plants._elsewhere:fern"))
+    plug_in(folder, ("fern", "garden.plants._elsewhere:fern"))
     assert registry.load(KIND, "fern").name == "fern"
     assert list(registry.load_all(KIND)) == ["fern", "oak", "sea-kale"]
     assert registry.names(KIND) == ("fern", "oak", "sea-kale")
-    assert registry.Entry("fern", "", "garden.plants._elsewhere:fern") in registry.entries(KIND)
+    assert registry.Entry("fern", "", "plug 1.0") in registry.entries(KIND)
 
 
 @pytest.mark.parametrize(
@@ -118,43 +120,42 @@ def test_plug_in_is_found_by_its_entry_point_name(folder: Path, monkeypatch: pyt
     ],
     ids=["no-such-module", "fails-at-import", "other-name", "taken-name"],
 )
-def test_broken_plug_in_is_reported_and_skipped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, point: tuple[str, str], reason: str
-) -> None:
+def test_broken_plug_in_is_reported_and_skipped(folder: Path, point: tuple[str, str], reason: str) -> None:
     importable(folder)
-    plug_in(monkeypatch, point)
+    plug_in(folder, point)
     warnings: list[str] = []
     found = registry.load_all(KIND, warn=warnings.append)
     assert list(found) == ["oak", "sea-kale"]
     assert found["oak"].name == "oak"
     assert len(warnings) == 1
-    assert f"plant {point[0]!r} of {point[1]}" in warnings[0]
+    assert f"plant {point[0]!r} of plug 1.0" in warnings[0]
     assert reason in warnings[0]
     assert "skipped" in warnings[0]
 
 
-def test_second_plug_in_of_one_name_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_plug_in_of_one_name_is_reported(folder: Path) -> None:
     importable(folder)
     (folder / "_elsewhere.py").write_text("class fern: name = 'fern'\nclass other: name = 'fern'\n")
-    plug_in(monkeypatch, ("fern", "garden.plants._elsewhere:fern"), ("fern", "garden.plants._elsewhere:other"))
+    plug_in(folder, ("fern", "garden.plants._elsewhere:fern"))
+    plug_in(folder, ("fern", "garden.plants._elsewhere:other"), package="plug_two")
     warnings: list[str] = []
     assert "fern" in registry.load_all(KIND, warn=warnings.append)
     assert len(warnings) == 1
     assert "the name is taken" in warnings[0]
 
 
-def test_broken_plug_in_asked_for_by_name_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_plug_in_asked_for_by_name_is_an_error(folder: Path) -> None:
     importable(folder)
-    plug_in(monkeypatch, ("moss", "garden.plants.moss:PLANT"))
-    with pytest.raises(UsageError, match=r"plant 'moss' of .* cannot be loaded .*; repair or remove that package"):
+    plug_in(folder, ("moss", "garden.plants.moss:PLANT"))
+    with pytest.raises(
+        UsageError, match=r"plant 'moss' of plug 1.0 cannot be loaded .*; repair or remove that package"
+    ):
         registry.load(KIND, "moss")
 
 
-def test_warnings_go_to_stderr_by_default(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_go_to_stderr_by_default(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     importable(folder)
-    plug_in(monkeypatch, ("moss", "garden.plants.moss:PLANT"))
+    plug_in(folder, ("moss", "garden.plants.moss:PLANT"))
     registry.load_all(KIND)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -189,8 +190,25 @@ def test_every_own_entry_has_a_summary(kind: registry.Kind) -> None:
     assert [entry.name for entry in registry.entries(kind) if not entry.summary] == []
 
 
-def test_importing_the_registry_imports_nothing_slow() -> None:
+@pytest.mark.parametrize(
+    "work",
+    ["", "registry.load_all(registry.DIALECTS)", "[registry.entries(kind) for kind in registry.KINDS]"],
+    ids=["import", "load-all", "list"],
+)
+def test_without_plug_ins_nothing_slow_is_imported(work: str) -> None:
     slow = {"importlib.metadata", "difflib", "torch", "numpy", "click"}
-    code = f"import sys, vitconv.registry; print(sorted({slow} & set(sys.modules)))"
+    code = f"import sys\nfrom vitconv import registry\n{work}\nprint(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_zip_file_on_the_path_is_asked_the_slow_way(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "plug.zip", "w") as archive:
+        archive.writestr("plug-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+        archive.writestr("plug-1.0.dist-info/entry_points.txt", f"[{KIND.group}]\nfern = plug:fern\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "plug.zip"))
+    assert registry.names(KIND) == ("fern", "oak", "sea-kale")

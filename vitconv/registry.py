@@ -167,10 +167,26 @@ def _from_folder(kind: Kind, name: str, path: Path) -> Any:
 
 
 def _points(kind: Kind) -> list[EntryPoint]:
+    if not _announced(kind.group):
+        return []
     from importlib.metadata import entry_points
 
     # A package found on two paths shows its entry points twice; two packages with one name stay two.
     return sorted({(point.name, point.value): point for point in entry_points(group=kind.group)}.values())
+
+
+def _announced(group: str) -> bool:
+    # Whether any installed package names the group. importlib.metadata would say so too, but its import alone
+    # costs a third of what a command may, and nearly always the answer is no.
+    header = f"[{group}]".encode()
+    for folder in sys.path:
+        if Path(folder).is_file():
+            return True  # a zip file: not for a quick look
+        for pattern in ("*.dist-info", "*.egg-info"):
+            for listing in Path(folder or ".").glob(f"{pattern}/entry_points.txt"):
+                if header in listing.read_bytes():
+                    return True
+    return False
 
 
 def _from_point(point: EntryPoint) -> Any:
