@@ -108,3 +108,13 @@ def test_the_smallest_report_is_a_page(full: Report) -> None:
     assert "nothing" in page.texts
     assert "Facts" not in page.texts
     assert "Facts" in Page(as_html(dataclasses.replace(full, sections=()))).texts
+
+
+def test_every_status_has_its_own_colour(full: Report) -> None:
+    style = re.search(r"<style>(.*?)</style>", as_html(full), re.DOTALL)
+    assert style is not None
+    assert style.group(1).count("{") == style.group(1).count("}")
+    for status in ("ok", "warn", "fail"):
+        assert re.findall(rf"tr\.{status} td\.status {{ ([^}}]*) }}", style.group(1)) == [f"color: var(--{status});"]
+    # Nothing that comes after may give all of them one colour.
+    assert [rule for rule in re.findall(r"(?m)^td\.status {([^}]*)}", style.group(1)) if "color" in rule] == []

@@ -30,7 +30,7 @@ def as_svg(chart: Chart) -> str:
     parts += [_band(band, k, across, up) for k, band in enumerate(chart.bands)]
     parts += [_line(series, k, chart, across, up) for k, series in enumerate(chart.series)]
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(chart.title)}">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {_height(across)}" role="img" aria-label="{_text(chart.title)}">'
         + "".join(parts)
         + "</svg>"
     )
@@ -64,7 +64,7 @@ def _frame(chart: Chart, across: Axis, up: Axis) -> str:
         y = _y(up, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_text(label)}</text>')
-    tilted = max((len(label) for label in across.labels), default=0) * len(across.labels) > 84
+    tilted = _tilted(across)
     for tick, label in zip(across.ticks, across.labels, strict=True):
         x = _x(across, tick)
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
@@ -74,12 +74,23 @@ def _frame(chart: Chart, across: Axis, up: Axis) -> str:
             place = f'text-anchor="middle" x="{x:.1f}" y="{base + 18}"'
         parts.append(f'<text class="tick" {place}>{_text(label)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{base}" y2="{base}"/>')
-    parts.append(f'<text class="label" x="{right}" y="{HEIGHT - 6}" text-anchor="end">{_text(chart.x_label)}</text>')
+    parts.append(
+        f'<text class="label" x="{right}" y="{_height(across) - 6}" text-anchor="end">{_text(chart.x_label)}</text>'
+    )
     parts.append(
         f'<text class="label" text-anchor="end" transform="translate(14 {TOP}) rotate(-90)">'
         f"{_text(chart.y_label)}</text>"
     )
     return "".join(parts)
+
+
+def _tilted(across: Axis) -> bool:
+    # Long names side by side would run into each other.
+    return max((len(label) for label in across.labels), default=0) * len(across.labels) > 84
+
+
+def _height(across: Axis) -> int:
+    return HEIGHT if _tilted(across) else HEIGHT - 18
 
 
 def _band(band: Band, index: int, across: Axis, up: Axis) -> str:
