@@ -52,7 +52,12 @@ def detect(
         raise NotRecognised("the file holds no tensors")
     if not asked:
         raise NotRecognised("there is no dialect to compare with")
-    raise _unrecognised(header, closest(asked, header, given))
+    m = closest(asked, header, given)
+    # When the closest explains nothing, any dialect may know a kind of file by the keys it forbids.
+    for dialect in [m.dialect] if m.bound else [d for d, _ in asked]:
+        if refusal := _refusal(dialect, m, header):
+            raise refusal
+    raise _unrecognised(header, m)
 
 
 def _ambiguous(fits: list[Match]) -> Ambiguous:
@@ -76,12 +81,16 @@ def _sizes(m: Match, others: list[Match]) -> str:
     return ", ".join(f"{k}={v}" for k, v in differ.items()) or "same sizes"
 
 
-def _unrecognised(header: Header, m: Match) -> NotRecognised | Refused:
-    hits = [(f, hit) for f in m.dialect.forbids if (hit := _hits(f, m))]
+def _refusal(dialect: Dialect, m: Match, header: Header) -> Refused | None:
+    """Return why a file of this dialect cannot be carried; without a bound rule, most keys must say so."""
+    hits = [(f, hit) for f in dialect.forbids if (hit := _hits(f, m))]
+    if not hits or not (m.bound or 2 * len({k for _, hit in hits for k in hit}) > len(header.shapes)):
+        return None
     reasons = [f"{f.reason} ({'without ' if f.absent else ''}{_list(hit)})" for f, hit in hits]
-    # With nothing else to go by, the forbidden keys themselves must be most of the file.
-    if reasons and (m.bound or 2 * len({k for _, hit in hits for k in hit}) > len(header.shapes)):
-        return Refused(f"this is {m.dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
+    return Refused(f"this is {dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
+
+
+def _unrecognised(header: Header, m: Match) -> NotRecognised:
     lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
