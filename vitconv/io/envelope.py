@@ -165,8 +165,8 @@ def _take_apart(
         return
     groups: dict[str, _Keys] = {}
     for key, taken in keys.items():
-        head, _, rest = key.partition(".")
-        if head in copies:
+        head, dot, rest = key.partition(".")
+        if dot and head in copies:
             groups.setdefault(head, {})[rest] = _Taken(taken.stored, (*taken.off, ("prefix", f"{head}.")))
         else:
             groups.setdefault("", {})[key] = taken
@@ -197,7 +197,7 @@ def _unwrap(ckpt: Readable, keys: _Keys, remarks: list[str]) -> _Keys:
                 found[bare] = now
         if clashes:
             raise Refused(
-                f"{len(clashes)} keys are there with and without a wrapper such as module. or _orig_mod., with different"
+                f"{len(clashes)} keys are there with and without a wrapper such as module. or _orig_mod., with other"
                 f" data: {some(clashes)}; split the file into two"
             )
         keys = found
@@ -235,24 +235,15 @@ def _steps(taken: list[_Taken], keys: list[str]) -> tuple[Step, ...]:
     for index, one in enumerate(taken):
         for depth, (kind, text) in enumerate(one.off):
             places.setdefault((depth, kind, text), []).append(index)
-    # What a key looked like after each of its steps decides whether a step can be said without a list of keys.
-    after = [_history(key, one) for key, one in zip(keys, taken, strict=True)]
-    steps: list[Step] = []
-    for (depth, kind, text), indexes in sorted(places.items(), key=lambda item: item[0][0]):
-        base = "" if kind == "prefix" else _base(text)
-        fits = [i for i, names in enumerate(after) if names[min(depth + 1, len(names) - 1)].startswith(base)]
-        steps.append(Step(kind, text, None if fits == indexes else tuple(indexes)))
-    return tuple(steps)
-
-
-def _history(key: str, taken: _Taken) -> list[str]:
-    """Return what a key was called before the first step, after it, and so on, up to now."""
-    names = [key]
-    for kind, text in reversed(taken.off):
-        base = "" if kind == "prefix" else _base(text)
-        key = f"{text}{key[len(base) :]}"
-        names.append(key)
-    return names[::-1]
+    ordered = sorted(places.items(), key=lambda item: item[0][0])
+    exact = tuple(Step(kind, text, tuple(indexes)) for (_, kind, text), indexes in ordered)
+    # A step that goes without a list of keys can be put back around other keys too, after a conversion.
+    general = tuple(
+        Step(kind, text, None if kind == "infix" or len(indexes) == len(keys) else tuple(indexes))
+        for (_, kind, text), indexes in ordered
+    )
+    fits = all(restore(key, general, index) == taken[index].stored.key for index, key in enumerate(keys))
+    return general if fits else exact
 
 
 def _part(branch: Branch, prefix: str, tensors: dict[str, Stored]) -> Branch:

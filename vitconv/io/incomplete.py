@@ -9,8 +9,6 @@ from vitconv.io.contents import some
 from vitconv.io.tensor import Stored
 from vitconv.io.training_state import is_training_state
 
-_PLACEHOLDER = ((0,), (1,))
-
 
 def check(tensors: Iterable[Stored], where: str) -> None:
     """Refuse a checkpoint whose weights have to be gathered first.
@@ -18,7 +16,9 @@ def check(tensors: Iterable[Stored], where: str) -> None:
     Raises:
         BadFile: it holds flat parameters of FSDP, flat partitions of DeepSpeed, or empty placeholders of ZeRO stage 3.
     """
-    weights = [stored for stored in tensors if not is_training_state(stored.path)]
+    found = list(tensors)
+    weights = [stored for stored in found if not is_training_state(stored.path)]
+    _check_partitions(found, where)
     _check_flat(weights, where)
     placeholders = _placeholders(weights)
     if placeholders:
@@ -36,8 +36,11 @@ def _check_flat(weights: list[Stored], where: str) -> None:
             f"{where}: {len(flat)} flat parameters of FSDP ({some(stored.key for stored in flat)}) hold many weights"
             " without their shapes; save the full state dict (StateDictType.FULL_STATE_DICT) and convert that"
         )
+
+
+def _check_partitions(tensors: list[Stored], where: str) -> None:
     partitions = {
-        name for stored in weights for name in stored.path if "fp32_flat_groups" in name or "_partition_of_" in name
+        name for stored in tensors for name in stored.path if "fp32_flat_groups" in name or "_partition_of_" in name
     }
     if partitions:
         raise BadFile(
@@ -67,10 +70,10 @@ def _placeholders(weights: list[Stored]) -> list[tuple[str, ...]]:
         alone = weight == (1,) and bias != (1,)
         orphan = bias == (1,) and len(weight) > 1 and weight[0] != 1
         telling += alone or orphan or weight == bias == (1,)
-    if not empty and telling < 2:
-        return []
+    shapes_without_data = [(0,)] if empty else []
+    shapes_without_data += [(1,)] if telling >= 2 else []
     return [
         path
         for path, leaf in leaves.items()
-        if shapes[path] in _PLACEHOLDER and (leaf in ("weight", "bias") or shapes[path] == (0,))
+        if shapes[path] in shapes_without_data and (leaf in ("weight", "bias") or shapes[path] == (0,))
     ]

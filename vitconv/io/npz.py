@@ -12,7 +12,7 @@ from vitconv.errors import BadFile
 from vitconv.io.contents import Contents, some
 from vitconv.io.file import File
 from vitconv.io.inflate import inflate
-from vitconv.io.numpy_values import DTYPES
+from vitconv.io.numpy_values import DTYPES, NotNumbersError
 from vitconv.io.tensor import ITEMSIZE, Blob, Stored, c_strides
 from vitconv.io.torch_tensors import UnreadableError, sizes, view
 from vitconv.io.zipdir import Member
@@ -40,11 +40,15 @@ def read(file: File, members: dict[str, Member]) -> Contents:
     tensors: list[Stored] = []
     faults: dict[str, list[str]] = {}
     bfloats: list[str] = []
+    texts: list[str] = []
     for name, member in arrays.items():
         try:
             header, start = _header(file, member)
             headers.append(header)
             stored, void = _array(name.removesuffix(".npy"), member, header, start)
+        except NotNumbersError:
+            texts.append(name)
+            continue
         except UnreadableError as error:
             faults.setdefault(str(error), []).append(name)
             continue
@@ -55,6 +59,7 @@ def read(file: File, members: dict[str, Member]) -> Contents:
         problems = [f"{some(names)}: {why}" for why, names in faults.items()]
         raise BadFile(f"{file.path}: arrays that cannot be read: {'; '.join(problems)[:1500]}")
     notes = [f"2-byte void arrays were read as bfloat16: {some(bfloats)}"] if bfloats else []
+    notes += [f"left out, being texts or dates: {some(texts)}"] if texts else []
     others = [name for name in members if name not in arrays]
     notes += [f"not read, being no arrays: {some(others)}"] if others else []
     return Contents("npz", tensors, notes=tuple(notes), header=b"".join(headers), members=members)
@@ -111,6 +116,8 @@ def _dtype(descr: str) -> str:
     kind = descr.lstrip("<>|=")
     if kind.startswith("O"):
         raise UnreadableError("an array of objects, which only a pickle could hold (save plain arrays)")
+    if kind[:1] in set("USMm"):
+        raise NotNumbersError("an array of texts or dates")
     if kind not in DTYPES or descr[:1] == "[":
         raise UnreadableError(f"dtype {descr[:40]!a} is not supported")
     if descr.startswith(">") and ITEMSIZE[DTYPES[kind]] > 1:

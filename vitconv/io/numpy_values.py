@@ -17,6 +17,10 @@ _FORMATS |= {"U64": "Q", "U32": "I", "U16": "H", "U8": "B", "BOOL": "?"}
 _MODULES = ("numpy.core.", "numpy._core.")
 
 
+class NotNumbersError(UnreadableError):
+    """An array holds texts, dates or objects: no tensor, so that it may be left out."""
+
+
 def is_array(record: Record) -> bool:
     """Say whether a record describes a numpy array."""
     return record.kind.startswith(_MODULES) and record.kind.rpartition(".")[2] in ("_reconstruct", "_frombuffer")
@@ -78,6 +82,8 @@ def _dtype(value: object) -> str:
         raise UnreadableError("a numpy array without a dtype")
     name = value.args[0]
     order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "|"
+    if isinstance(name, str) and name.lstrip("<>|=")[:1] in set("OUSMm"):
+        raise NotNumbersError("an array of texts, dates or objects")
     if not isinstance(name, str) or name not in DTYPES:
         raise UnreadableError(f"a numpy array of dtype {str(name)[:40]!a}, which is not supported")
     if order == ">" and ITEMSIZE[DTYPES[name]] > 1:

@@ -165,15 +165,23 @@ def write_sharded(
 
 
 def _share_out(outs: Sequence[Out], shard_bytes: int) -> list[list[Out]]:
-    shards: list[list[Out]] = [[]]
+    """Fill one shard after the other; a tensor larger than a shard gets its own, and the one being filled goes on.
+
+    The rule, and so the shards, are those of huggingface_hub (`serialization/_base.py`).
+    """
+    shards: list[list[Out]] = []
+    now: list[Out] = []
     size = 0
     for out in outs:
-        if shards[-1] and size + out.nbytes > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(out)
+        if out.nbytes > shard_bytes:
+            shards.append([out])
+            continue
+        if size + out.nbytes > shard_bytes:
+            shards.append(now)
+            now, size = [], 0
+        now.append(out)
         size += out.nbytes
-    return shards
+    return [*shards, now] if now or not shards else shards
 
 
 def _check_folder(folder: Path) -> None:

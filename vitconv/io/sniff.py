@@ -66,7 +66,7 @@ def _refuse_known(file: File, head: bytes) -> None:
 
 def _unknown(file: File, head: bytes) -> BadFile:
     text = head.decode("utf-8", "replace").strip()
-    if text and all(char.isprintable() or char in "\r\n\t" for char in text):
+    if text and all((char.isprintable() and char != "\ufffd") or char in "\r\n\t" for char in text):
         first = " ".join(text.split())[:60]
         return BadFile(f"{file.path}: this is a text of {file.size} bytes, not a checkpoint; it begins {first!a}")
     return BadFile(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vitconv.errors import BadFile
 from vitconv.io.records import External, Global, Mapping, Record, Unpickled
 
-_MAX_OBJECTS = 2_000_000
+_MAX_OBJECTS = 3_000_000
 _MAX_DIGITS = 1600
 
 
@@ -31,13 +31,13 @@ class _Machine:
         self.memo: dict[int, object] = {}
         self.globals: dict[Global, None] = {}
         self.externals: list[External] = []
-        self.left = min(_MAX_OBJECTS, 20_000 + len(data) // 2)
+        self.left = min(_MAX_OBJECTS, 20_000 + len(data))
 
     def fail(self, reason: str) -> BadFile:
         return BadFile(f"{self.where}: the pickle is damaged or hostile at byte {self.position}: {reason}")
 
-    def made(self) -> None:
-        self.left -= 1
+    def made(self, count: int = 1) -> None:
+        self.left -= count
         if self.left < 0:
             raise self.fail("it makes far more objects than a checkpoint holds")
 
@@ -112,13 +112,15 @@ def unpickle(data: bytes, where: str, position: int = 0) -> Unpickled:
     machine = _Machine(data, position, where)
     try:
         while True:
-            code = machine.take(1)[0]
+            if machine.position >= len(data):
+                raise Truncated(f"{where}: the pickle is cut short at byte {len(data)}")
+            code = data[machine.position]
+            machine.position += 1
             if code == _STOP:
                 return Unpickled(machine.pop(), machine.position, tuple(machine.globals), tuple(machine.externals))
-            step = _STEPS.get(code)
-            if step is None:
+            if code not in _STEPS:
                 raise machine.fail(f"opcode {code:#04x} is not allowed")
-            step(machine)
+            _STEPS[code](machine)
     except (ValueError, OverflowError, UnicodeError) as error:
         raise machine.fail(f"a value is malformed ({type(error).__name__})") from error
 
@@ -177,7 +179,8 @@ def _signed(machine: _Machine, nbytes: int) -> None:
 def _tuple(machine: _Machine, size: int) -> None:
     machine.made()
     parts = [machine.pop() for _ in range(size)]
-    machine.push(tuple(reversed(parts)))
+    parts.reverse()
+    machine.stack.append(tuple(parts))
 
 
 def _marked_tuple(machine: _Machine) -> None:
@@ -193,8 +196,7 @@ def _marked_list(machine: _Machine) -> None:
 def _pairs(machine: _Machine, flat: list[object]) -> list[tuple[object, object]]:
     if len(flat) % 2:
         raise machine.fail("a key without a value")
-    for _ in range(len(flat) // 2):
-        machine.made()
+    machine.made(len(flat) // 2)
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
