@@ -53,7 +53,7 @@ EVERYTHING = dataclasses.replace(
     embed_norm=True,
     trunk_norm=True,
     pool_norm=True,
-    pool_dense=True,
+    pool_dense=10,
 )
 BARE = dataclasses.replace(
     PLAIN,
@@ -71,7 +71,18 @@ BARE = dataclasses.replace(
     norm_bias=False,
     qk_norm_bias=False,
 )
-CONFIGS = {"plain": PLAIN, "everything": EVERYTHING, "bare": BARE}
+TRUNK = dataclasses.replace(
+    PLAIN,
+    facts=FACTS.replaced({"pooling": "none"}),
+    channels=0,
+    patch=(1, 1),
+    positions=0,
+    classes=0,
+    cls=False,
+    pos_cls=False,
+    norm=False,
+)
+CONFIGS = {"plain": PLAIN, "everything": EVERYTHING, "bare": BARE, "trunk": TRUNK}
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -80,7 +91,7 @@ def test_the_state_dict_is_the_declared_shapes(config):
     assert {k: tuple(v.shape) for k, v in state.items()} == config.shapes()
 
 
-@pytest.mark.parametrize("name", ["plain", "everything"])
+@pytest.mark.parametrize("name", ["plain", "everything", "trunk"])
 def test_shapes_and_facts_give_the_configuration_back(name):
     config = CONFIGS[name]
     assert config_from_shapes(config.shapes(), config.facts) == dataclasses.replace(config, qk_norm_bias=config.qk_norm)
@@ -98,7 +109,7 @@ def test_every_parameter_has_a_gradient(config):
     for p in model.parameters():
         torch.nn.init.normal_(p)
     masked = torch.tensor([[True, False, False, True, False, False]]) if config.mask else None
-    images = torch.randn(1, 3, 8, 15, dtype=torch.float64)
+    images = torch.randn((1, 3, 8, 15) if config.channels else (1, 5, 8), dtype=torch.float64)
     model(images, masked=masked).sin().sum().backward()
     idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-12}
     # What is added to every key alike shifts a row of logits alike, and softmax does not see it.
@@ -189,7 +200,7 @@ def test_tensors_that_are_not_one_vit_are_listed():
 def test_foreign_and_absent_tensors_are_named():
     with pytest.raises(Refused, match=r"not tensors of the plain ViT: blocks.0.hugo"):
         config_from_shapes({**PLAIN.shapes(), "blocks.0.hugo": (1,)}, FACTS)
-    with pytest.raises(Refused, match=r"needs embed.patch.weight"):
+    with pytest.raises(Refused, match=r"needs blocks.0.attn.out.weight, blocks.0.mlp.up.weight"):
         config_from_shapes({"blocks.0.attn.q.weight": (8, 8)}, FACTS)
 
 

@@ -11,6 +11,9 @@ import torch
 from safetensors import safe_open
 
 from vitconv.errors import UsageError
+from vitconv.layout.semantics import Semantics
+from vitconv.vit.config import config_from_shapes
+from vitconv.vit.model import ViT
 from vitconv.vit.xformers_style.config import read_stack
 from vitconv.vit.xformers_style.encoder import XFormer, xformer
 from vitconv.vit.xformers_style.release import Environment, release
@@ -131,3 +134,99 @@ def test_the_fused_mlp_needs_triton(case):
     _, _, facts = load(case)
     with pytest.raises(UsageError, match="triton=True"):
         xformer(facts["config"], facts["release"])
+
+
+def carried(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """Carry tensors under the factory's names, or gradients under the alias names too, to canonical ones."""
+    out: dict[str, torch.Tensor] = {}
+    for key, x in tensors.items():
+        if not key.startswith(f"{prefix}encoders."):
+            continue
+        layer, rest = key.removeprefix(f"{prefix}encoders.").split(".", 1)
+        path, leaf = rest.rsplit(".", 1)
+        block = f"blocks.{layer}."
+        if "in_proj_" in leaf:
+            for part, piece in zip("qkv", x.chunk(3), strict=True):
+                out[f"{block}attn.{part}.{leaf.removeprefix('in_proj_')}"] = piece
+            continue
+        names = {
+            "wrap_att.layer.norm": "norm1",
+            "wrap_att.norm": "norm1",
+            "wrap_ff.layer.norm": "norm2",
+            "wrap_ff.sublayer.layer.norm": "norm2",
+            "wrap_ff.norm": "norm2" if any("wrap_att.norm." in k for k in tensors) else "",
+        }
+        if path in names:
+            out[f"{block}{names[path]}.{leaf}" if names[path] else f"norm.{leaf}"] = x
+            continue
+        tail = next(
+            new
+            for old, new in {
+                "q_proj": "attn.q",
+                "k_proj": "attn.k",
+                "v_proj": "attn.v",
+                ".proj": "attn.out",
+                "mlp.0": "mlp.up",
+                "mlp.3": "mlp.down",
+            }.items()
+            if path.endswith(old)
+        )
+        out[f"{block}{tail}.{leaf}"] = x
+    return out
+
+
+def reference(facts, weights, **more) -> ViT:
+    which = release(facts["release"])
+    style = facts["config"].get(which.style_key, "post")
+    known = Semantics(
+        heads=facts["heads"],
+        norm_placement=style,
+        residual_alpha=(2 * facts["layers"]) ** 0.25 if style == "deepnorm" else None,
+        norm_eps=facts["norm_eps"][0],
+        final_norm_eps=facts["norm_eps"][0],
+        activation="gelu",
+        attention="softmax",
+        kv_normalised=which.kv_normalised or style != "pre",
+        pooling="none",
+    ).replaced(more)
+    tensors = carried(weights)
+    model = ViT(config_from_shapes({k: tuple(v.shape) for k, v in tensors.items()}, known)).double()
+    model.load_state_dict(tensors, strict=True)
+    return model
+
+
+def worst_of_reference(model: ViT, trace) -> float:
+    x = trace["input"].clone().requires_grad_()
+    y = model(x)
+    (y * trace["grad_output"]).sum().backward()
+    wanted = carried({k: v for k, v in trace.items() if k != "grad.input"}, "grad.")
+    found = {k: p.grad for k, p in model.named_parameters()}
+    assert wanted.keys() == found.keys()
+    scale = 1e-3 * max(g.abs().max().item() for g in found.values())
+    pairs = [(y, trace["output"]), (x.grad, trace["grad.input"]), *((found[k], v) for k, v in wanted.items())]
+    return max(((a - b).abs().max() / max(b.abs().max().item(), scale)).item() for a, b in pairs)
+
+
+# A shared weight has one gradient, the canonical network three: their sum is compared by the twin above.
+PLAIN = [c for c in CASES if "-MLP-" in c and not c.endswith("shared")]
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_reference_computes_what_the_release_did(case):
+    weights, trace, facts = load(case)
+    assert worst_of_reference(reference(facts, weights), trace) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "fact", "wrong"),
+    [
+        (one("xformers-0.0.9-pre-MLP-plain"), "kv_normalised", True),
+        (one("xformers-0.0.10-deepnorm-MLP-plain"), "residual_alpha", 2.0),
+        (one("xformers-0.0.12-post-MLP-plain"), "norm_eps", 1e-6),
+        (one("xformers-0.0.12-post-MLP-plain"), "norm_placement", "res-post"),
+        (one("xformers-0.0.22-pre-MLP-one-layer"), "final_norm_eps", 1e-6),
+    ],
+)
+def test_a_wrong_fact_of_the_reference_is_seen(case, fact, wrong):
+    weights, trace, facts = load(case)
+    assert worst_of_reference(reference(facts, weights, **{fact: wrong}), trace) > 1e-8

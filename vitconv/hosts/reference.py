@@ -44,7 +44,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     taps = taps_of(places, head=module.head)
     if module.head is None:
         taps["pool"] = dataclasses.replace(taps["embed"], module=module.pool, side="output")
-    height, width = config.image_size
+    inputs = Inputs("images", (config.channels, *config.image_size)) if config.channels else None
     return Built(
         host="reference",
         model=spec.model,
@@ -53,7 +53,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         facts=facts,
         survey=survey(module, places, "softmax"),
         taps=taps,
-        inputs=Inputs("images", (config.channels, height, width)),
+        inputs=inputs or Inputs("tokens", (17, config.width)),
         run=run,
     )
 

@@ -58,14 +58,14 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     places = locate(module, TABLE)
     blocks = [places[f"blocks.{i}"] for i in range(depth(places))]
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
-    fused = common(bool(getattr(a, "fused_attn", False)) for a in attentions)
+    backends = common("sdpa" if getattr(a, "fused_attn", False) else "eager" for a in attentions)
     return Built(
         host="timm",
         model=spec.model or type(module).__name__,
         module=module,
         dialects=("timm",),
         facts=_facts(net, places, blocks, attentions),
-        survey=survey(module, places, {True: "sdpa", False: "eager", None: "mixed"}[fused]),
+        survey=survey(module, places, str(backends or "mixed")),
         taps=taps_of(places, head=net.head),
         inputs=Inputs("images", (net.patch_embed.proj.in_channels, *net.patch_embed.img_size)),
         run=run,

@@ -75,7 +75,10 @@ def _activation(feedforward: Any) -> str | None:
         tanh = second.fused and second.release.fused_kernel_runs(second.environment, width, dropping)
     else:
         name, tanh = second.name, False
-    return {"smelu": None, "star_relu": None, "gelu": "gelu_tanh" if tanh else "gelu"}.get(name, name)
+    if name in ("smelu", "star_relu"):
+        # Without a name among the facts.
+        return None
+    return "gelu_tanh" if name == "gelu" and tanh else name
 
 
 def _flag(value: Any) -> bool:

@@ -15,10 +15,12 @@ from vitconv.vit.shapes import Shapes, compare, expected_shapes, read_sizes
 class ViTConfig:
     """Everything that decides the reference ViT.
 
-    Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels,
-    `positions` n (0: no table), `registers` r, `classes` o (0: no head). A flag says that the tensors of
-    that name exist. `facts` holds what no tensor says; use `config_from_shapes` to have it checked for
-    completeness.
+    With `channels` 0 there is no patch projection: the network takes tokens [b t d] (a bare trunk).
+
+    Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0:
+    no table), `registers` r, `classes` o (0: no head), `pool_dense` the width after the pooler (0: none). A flag says
+    that the tensors of that name exist. `facts` holds what no tensor says; use `config_from_shapes` to have it checked
+    for completeness.
     """
 
     width: int
@@ -55,7 +57,7 @@ class ViTConfig:
     trunk_norm: bool = False
     norm: bool = True
     pool_norm: bool = False
-    pool_dense: bool = False
+    pool_dense: int = 0
     head_bias: bool = True
 
     @property
@@ -168,7 +170,7 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "final_norm_eps": config.norm or config.pool_norm,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
-        "position": config.positions == 0,
+        "position": config.positions == 0 and config.channels > 0,
     }
     return [name for name in _NEEDED if needed.get(name, True) and getattr(facts, name) is None]
 

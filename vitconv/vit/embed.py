@@ -19,7 +19,7 @@ class Embed(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        d, facts = config.width, config.facts
+        d, c, facts = config.width, config.channels, config.facts
         self.positions = config.positions
 
         def row(present: bool, *shape: int) -> nn.Parameter | None:
@@ -33,7 +33,7 @@ class Embed(nn.Module):
         )
         self.mask = row(config.mask, d)
         self.pos = row(config.positions > 0, config.positions, d)
-        self.patch = nn.Conv2d(config.channels, d, config.patch, config.patch, bias=config.patch_bias)
+        self.patch = nn.Conv2d(c, d, config.patch, config.patch, bias=config.patch_bias) if c else None
         kind = facts.norm_kind or "layernorm"
         self.norm = Norm(d, facts.embed_norm_eps or 0.0, kind, config.norm_bias) if config.embed_norm else nn.Identity()
 
@@ -46,11 +46,12 @@ class Embed(nn.Module):
             UsageError: the image does not give the n patches of the position table, or patches are masked and
                 there is no mask token.
         """
-        x = self.patch(images).flatten(2).transpose(1, 2)
+        x = images if self.patch is None else self.patch(images).flatten(2).transpose(1, 2)
         if self.pos is not None and x.shape[1] != self.positions:
+            size = " x ".join(str(n) for n in images.shape[2:])
             raise UsageError(
-                f"an image of {images.shape[2]} x {images.shape[3]} pixels gives {x.shape[1]} patches, the"
-                f" position table has {self.positions} rows; resize the image or the table"
+                f"an image of {size} pixels gives {x.shape[1]} patches, the position table has {self.positions}"
+                " rows; resize the image or the table"
             )
         if masked is not None:
             if self.mask is None:

@@ -30,7 +30,7 @@ class Pool(nn.Module):
         self.kind, self.prefix = facts.pooling, config.prefix
         kind, eps = facts.norm_kind or "layernorm", facts.final_norm_eps or 0.0
         self.norm = Norm(d, eps, kind, config.norm_bias) if config.pool_norm else nn.Identity()
-        self.dense = nn.Linear(d, d) if config.pool_dense else None
+        self.dense = nn.Linear(d, config.pool_dense) if config.pool_dense else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool x: [b t d], float, to [b d]; pooling none keeps [b t d]."""
@@ -66,13 +66,15 @@ class ViT(nn.Module):
         self.trunk_norm = norm(config.trunk_norm, facts.norm_eps)
         self.norm = norm(config.norm, facts.final_norm_eps)
         self.pool = Pool(config)
-        self.head = nn.Linear(d, config.classes, config.head_bias) if config.classes else None
+        self.head = nn.Linear(config.pool_dense or d, config.classes, config.head_bias) if config.classes else None
         self.head_dist = nn.Linear(d, config.classes_dist, config.head_bias) if config.classes_dist else None
 
     def forward(
         self, images: Tensor, taps: MutableMapping[str, Tensor] | None = None, masked: Tensor | None = None
     ) -> Tensor:
         """Return the logits [b o] of images: [b c height width], float; without a head the features [b d].
+
+        A bare trunk takes tokens [b t d] in place of images.
 
         `taps` receives the intermediates by canonical name: embed, blocks.{i} (the stream after the block),
         blocks.{i}.attn and blocks.{i}.mlp (the branch's output, before LayerScale, residual and any later

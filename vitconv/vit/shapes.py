@@ -22,16 +22,18 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     `shapes`: {canonical name: shape}. Flags are read off block 0; `compare` finds blocks that differ.
 
     Raises:
-        Refused: a name is not canonical, or the patch projection or the blocks are missing.
+        Refused: a name is not canonical, or the blocks are missing.
     """
     foreign = sorted(name for name in shapes if template_of(name) not in SCHEMA)
     if foreign:
         raise Refused(f"not tensors of the plain ViT: {', '.join(foreign)}")
-    must = ["embed.patch.weight"] + [f"{_BLOCK}{n}.weight" for n in ("attn.q", "attn.out", "mlp.up", "mlp.down")]
+    must = [f"{_BLOCK}{n}.weight" for n in ("attn.q", "attn.out", "mlp.up", "mlp.down")]
     absent = [name for name in must if name not in shapes]
     if absent:
         raise Refused(f"a ViT needs {', '.join(absent)}")
-    d, c, p, q = shapes["embed.patch.weight"]
+    d = shapes[f"{_BLOCK}attn.q.weight"][1]
+    # Without a patch projection it is a bare trunk, on tokens.
+    _, c, p, q = shapes.get("embed.patch.weight", (d, 0, 1, 1))
     layers = {i for name in shapes if (i := layer_of(name)) is not None}
     has = shapes.__contains__
     return {
@@ -51,7 +53,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "pos_cls": has("embed.pos_cls"),
         "pos_dist": has("embed.pos_dist"),
         "pos_reg": has("embed.pos_reg"),
-        "patch_bias": has("embed.patch.bias"),
+        "patch_bias": has("embed.patch.bias") or not c,
         **{f"{part}_bias": has(f"{_BLOCK}attn.{part}.bias") for part in ("q", "k", "v", "out")},
         "mlp_bias": has(f"{_BLOCK}mlp.up.bias"),
         "norm_bias": has(f"{_BLOCK}norm1.bias"),
@@ -65,7 +67,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "trunk_norm": has("trunk_norm.weight"),
         "norm": has("norm.weight"),
         "pool_norm": has("pool.norm.weight"),
-        "pool_dense": has("pool.dense.weight"),
+        "pool_dense": shapes["pool.dense.weight"][0] if has("pool.dense.weight") else 0,
         "head_bias": has("head.bias") or not has("head.weight"),
     }
 
@@ -95,8 +97,8 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     put(config.pos_cls, "embed.pos_cls", d)
     put(config.pos_dist, "embed.pos_dist", d)
     put(config.pos_reg, "embed.pos_reg", config.registers, d)
-    put(True, "embed.patch.weight", d, config.channels, *config.patch)
-    put(config.patch_bias, "embed.patch.bias", d)
+    put(config.channels, "embed.patch.weight", d, config.channels, *config.patch)
+    put(config.channels and config.patch_bias, "embed.patch.bias", d)
     norm("embed.norm", d, config.embed_norm)
     for i in range(config.depth):
         block = f"blocks.{i}"
@@ -118,8 +120,8 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     norm("trunk_norm", d, config.trunk_norm)
     norm("norm", d, config.norm)
     norm("pool.norm", d, config.pool_norm)
-    linear("pool.dense", d, d, True, config.pool_dense)
-    linear("head", config.classes, d, config.head_bias, config.classes)
+    linear("pool.dense", config.pool_dense, d, True, config.pool_dense)
+    linear("head", config.classes, config.pool_dense or d, config.head_bias, config.classes)
     linear("head_dist", config.classes_dist, d, config.head_bias, config.classes_dist)
     return out
 

@@ -86,7 +86,7 @@ def _random(name: str, module: nn.Module) -> RandomSite | None:
         rate = float(getattr(module, "drop_prob", getattr(module, "p", 0.0)) or 0.0)
         return RandomSite(name, "drop-path", rate, module.training and rate > 0)
     for attribute in _RATES:
-        rate = getattr(module, attribute, None)
-        if isinstance(rate, float) and 0.0 < rate < 1.0:
-            return RandomSite(f"{name}.{attribute}", "dropout", rate, module.training)
+        value = getattr(module, attribute, None)
+        if isinstance(value, float) and 0.0 < value < 1.0:
+            return RandomSite(f"{name}.{attribute}", "dropout", value, module.training)
     return None
