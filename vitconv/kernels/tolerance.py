@@ -16,7 +16,7 @@ from torch import Tensor
 
 FACTOR = 2.0
 
-# One rounding to the storage dtype, relative L2: 2^-11 / sqrt(3) and the like, a little above for uneven spacing.
+# One rounding of normal data to the storage dtype, relative L2, as measured; float32 with a row sum beside it.
 ROUNDING: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 3e-7, torch.float16: 2.1e-4, torch.bfloat16: 1.7e-3}
 )
@@ -39,6 +39,11 @@ def floor(dtype: torch.dtype, *, interpreted: bool = False, focused: str = "") -
         base *= INTERPRETED_BFLOAT16
     base *= {"": 1.0, "forward": FOCUSED_FORWARD, "backward": FOCUSED_BACKWARD}[focused]
     return max(base, FLOAT32_SUM) if focused == "backward" or dtype == torch.float32 else base
+
+
+def once_rounded(exact: Tensor, dtype: torch.dtype) -> float:
+    """Return the largest error of a result that is computed in float32 and rounded once: that rounding, and 3e-7."""
+    return 1.01 * error(exact.to(dtype), exact) + ROUNDING[torch.float32]
 
 
 def error(got: Tensor, exact: Tensor) -> float:
