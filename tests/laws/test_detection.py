@@ -1,0 +1,62 @@
+"""A file is recognised as the dialect it was written in, as no other, and in its variant."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from vitconv.errors import Ambiguous, VitconvError
+from vitconv.layout.detect import detect
+from vitconv.layout.dialect import Dialect, Variant
+from vitconv.registry import DIALECTS, load_all
+
+ALL = load_all(DIALECTS, plugins=False)
+VARIANTS = {"-".join([d.name, *v.names.values()]): v for d in ALL.values() for v in d.variants}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_keys_of_a_dialect_are_its_own(forge: SimpleNamespace, variant: Variant) -> None:
+    case = forge.networks(Random(2), variant)
+    shapes = {k: v.shape for k, v in case.file.items()}
+    told = detect(shapes, [variant.dialect], choices=variant.names, given=forge.heads(case))
+    assert told.variant is variant
+    assert told.depth == case.depth
+    assert {a: n for a, n in told.sizes.items() if a != "i"}.items() <= case.axes.items()
+    try:
+        alone = detect(shapes, ALL.values(), given=forge.heads(case))
+    except Ambiguous as e:
+        # Two readings of one dialect, never two dialects; the message has the option for each choice in doubt.
+        assert f"the tensors fit {variant.dialect.name} in more than one way" in str(e)
+        assert any(f"--set from.{c}=" in str(e) and o in str(e) for c, o in variant.names.items())
+    else:
+        assert alone.dialect is variant.dialect
+        assert alone.variant is variant
+
+
+@pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
+def test_the_first_variant_needs_no_help(forge: SimpleNamespace, dialect: Dialect) -> None:
+    for seed in range(5):
+        case = forge.networks(Random(seed), dialect.variants[0])
+        shapes = {k: v.shape for k, v in case.file.items()}
+        assert detect(shapes, ALL.values(), given=forge.heads(case)).variant is dialect.variants[0]
+
+
+@pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
+def test_a_file_with_a_tensor_too_many_or_too_few_is_not_taken(forge: SimpleNamespace, dialect: Dialect) -> None:
+    for seed, variant in enumerate(dialect.variants[:4]):
+        case = forge.networks(Random(seed), variant)
+        shapes = {k: v.shape for k, v in case.file.items()}
+        with pytest.raises(VitconvError, match=r"surplus\.weight"):
+            detect({**shapes, "surplus.weight": (3, 1)}, [dialect], given=forge.heads(case))
+        match = detect(shapes, [dialect], choices=variant.names, given=forge.heads(case))
+        optional = {b.key for b in match.bound if b.rule.optional} | set(match.copies) | set(match.copies.values())
+        needed = next(b.key for b in match.bound if b.key not in optional)
+        with pytest.raises(VitconvError, match="missing|without|lacks|cannot be carried"):
+            detect(
+                {k: s for k, s in shapes.items() if k != needed},
+                [dialect],
+                choices=variant.names,
+                given=forge.heads(case),
+            )
