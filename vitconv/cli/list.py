@@ -16,7 +16,7 @@ from vitconv.report import Column, Report, Row, Section, emit
 # entries.
 _TABLES = {
     "sizes": ("vitconv.configs.sizes", "SIZES"),
-    "faults": ("vitconv.verify.faults", "FAULTS"),
+    "faults": ("vitconv.parity.faults", "FAULTS"),
 }
 _FOLDERS = {kind.plural: kind for kind in KINDS}
 

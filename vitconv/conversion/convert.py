@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         VitconvError: as `recognise`, `plan` and `prove`; Refused when something would be lost without consent.
     """
     target: Dialect = load(DIALECTS, order.to)
-    source = recognise(src, order.wishes)
+    source = recognise(src, replace(order.wishes, drop=tuple(order.drop)))
     extra: tuple[Checkpoint, ...] = ()
     try:
         if source.match.dialect.family != target.family:
@@ -147,7 +147,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             given=order.wishes.axes,
             order=list(source.stored),
         )
-        dropped = _consented(p, order)
+        dropped = _consented(p, order, source.branch.left)
         return Prepared(source, p, order, prove(p), dropped, extra)
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
@@ -180,14 +180,16 @@ def _edited(network: Network, order: Order) -> Network:
     return network
 
 
-def _consented(p: Plan, order: Order) -> tuple[Cell, ...]:
-    """Return the tensors that are lost with consent; refuse when any is lost without."""
-    used = list(order.drop)
-    dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in used))
-    idle = [x for x in used if not any(_matches(x, c) for c in p.residue)]
+def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]:
+    """Return the tensors that are lost with consent; refuse when any is lost without.
+
+    `left` are the source keys that were left out before.
+    """
+    dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in order.drop))
+    idle = [x for x in order.drop if not any(_matches(x, c) for c in p.residue) and not fnmatch.filter(left, x)]
     if idle:
-        left = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
-        raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {left}")
+        would = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
+        raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}")
     kept = [c for c in p.residue if c not in dropped]
     if kept and order.residue is None:
         name = p.target.variant.dialect.name

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitconv.conversion.asides import without_dropped, without_training_heads
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -37,6 +38,7 @@ class Wishes:
         axes: axis sizes, {axis: size}.
         config: a configuration file to read facts from; None looks beside the checkpoint.
         ignore_index: read the shards that are there and not the index.
+        drop: patterns of source keys that are no part of the network and may be left out.
     """
 
     from_: str | None = None
@@ -46,6 +48,7 @@ class Wishes:
     axes: Mapping[str, int] = field(default_factory=dict)
     config: Path | None = None
     ignore_index: bool = False
+    drop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,21 +166,22 @@ def candidates(name: str | None) -> list[Dialect]:
 
 
 def _chosen(found: list[Branch], name: str | None) -> Branch:
+    """Return the branch of that name, or of one in which it is a whole part, when that is only one."""
     if name is None:
         return found[0]
-    for b in found:
-        if b.name == name:
-            return b
-    raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(b.name for b in found)}")
+    hits = [b for b in found if b.name == name] or [b for b in found if name in b.name.split(".")]
+    if len(hits) != 1:
+        raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(b.name for b in found)}")
+    return hits[0]
 
 
 def _read(
     branch: Branch, dialects: list[Dialect], choices: Mapping[str, str], wishes: Wishes, facts: Semantics
 ) -> tuple[Branch, Match]:
-    """Detect the branch as it is, or else one reading of it with an outer prefix taken off."""
+    """Detect the branch as it is, or else one reading of it: a prefix off, a training head aside, keys dropped."""
     first: NotRecognised | Refused | None = None
     fitting: list[tuple[Branch, Match]] = []
-    for reading in (branch, *loosen(branch)):
+    for reading in _readings(branch, wishes.drop):
         shapes = {k: t.shape for k, t in reading.tensors.items()}
         try:
             match = detect(shapes, dialects, choices=choices, given=wishes.axes, facts=facts.known())
@@ -196,6 +200,19 @@ def _read(
         return fitting[0]
     assert first is not None
     raise first
+
+
+def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
+    """Yield the branch, and then what may be read in it; a reading that needs less taken off comes first."""
+    yield branch
+    loosened = [branch, *loosen(branch)]
+    yield from loosened[1:]
+    for reading in loosened:
+        yield from without_training_heads(reading)
+    for reading in loosened if drop else ():
+        fewer, used = without_dropped(reading, drop)
+        if used:
+            yield fewer
 
 
 def _recorded(metadata: Mapping[str, str], dialects: Iterable[Dialect]) -> dict[str, str]:
