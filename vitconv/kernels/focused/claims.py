@@ -5,6 +5,8 @@ Everything runs in float64 on drawn inputs, so a difference is a difference of f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -73,6 +75,27 @@ def division(eps: float, tokens: int = 196, std: float = 1.0) -> float:
     zero = torch.zeros(1, 1, q.shape[-1], dtype=q.dtype)
     old = original(q, k, v, zero, None, heads=HEADS, power=3)
     return _change(divided(q, k, v, zero, None, heads=HEADS, power=3, eps=eps), old)
+
+
+def table() -> Iterator[str]:
+    """Yield the claims as Markdown lines: power, and the relative L2 change of the output for each deviation."""
+    yield "| p | no q norm, eps 0 | same, eps 1e-6 | same, eps 1e-3 | no k norm | norms per head | mean for sum eps |"
+    yield "| --- |" + " --- |" * 6
+    for power in (3, 6, 8):
+        exact = "< 1e-14" if drop_norm("q", power, 0.0) < 1e-14 else "not exact"
+        values = (
+            drop_norm("q", power, 1e-6), drop_norm("q", power, 1e-3), drop_norm("k", power), norms_per_head(power),
+            sum_for_mean(power),
+        )  # fmt: skip
+        yield f"| {power} | {exact} | " + " | ".join(f"{value:.1e}" for value in values) + " |"
+
+
+def magnitudes() -> Iterator[str]:
+    """Yield the largest intermediates of the original at p = 3, std 1, as Markdown lines."""
+    yield "| tokens | ksum | den | kv | num |"
+    yield "| --- |" + " --- |" * 4
+    for tokens in (49, 196, 784, 3136):
+        yield f"| {tokens} | " + " | ".join(f"{value:.0f}" for value in largest(tokens).values()) + " |"
 
 
 def largest(tokens: int, std: float = 1.0, power: float = 3) -> dict[str, float]:

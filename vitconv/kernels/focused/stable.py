@@ -26,6 +26,7 @@ docs/focused-linear-attention.md.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -129,6 +130,18 @@ def weigh_queries(rows: Rows, u: Tensor, heads: int, power: float, eps: float) -
 def mean_eps(eps: float, eps_mode: str, keys: int) -> float:
     """Translate the published eps into the one beside a mean over `keys` keys."""
     return eps / keys if eps_mode == "sum" else eps
+
+
+def error_bound(power: float, width: int, head_width: int, keys: int) -> float:
+    """Bound the error of `forward` in float32, relative to max |v|: a coefficient times 2^-24.
+
+    Weights carry 4 p roundings of a power, log2(width) of a row norm, a few divisions; the same again through u, with a
+    chain of additions that blocked sums keep below 512 + keys / 512. Normalised weights have twice the error of plain
+    ones; the last sum adds head_width. Derivation: docs/focused-linear-attention.md.
+    """
+    chain = min(keys, 512 + keys // 512)
+    row = 4 * power + math.log2(width) + 10
+    return float(2 * (2 * row + chain) + 2 * (row + chain) + head_width) * 2.0**-24
 
 
 def _wide(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, position: Tensor | None) -> tuple[Tensor, ...]:
