@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitconv.errors import VitconvError
+from vitconv.io.sink import Chunk, Out
 from vitconv.io.source import Checkpoint, open_checkpoint
+from vitconv.io.tensor import Stored
 
 NAMES = {
     "float64": "F64",
@@ -92,6 +94,30 @@ def assert_holds() -> Callable[..., None]:
                 assert os.pread(segment.fd, segment.nbytes, segment.offset) == wanted, key
 
     return check
+
+
+@pytest.fixture
+def source(tmp_path: Path, state: dict[str, Any]) -> Iterator[Checkpoint]:
+    """The state dict, saved by torch and opened."""
+    import torch
+
+    torch.save(state, tmp_path / "source.pth")
+    with open_checkpoint(tmp_path / "source.pth") as ckpt:
+        yield ckpt
+
+
+@pytest.fixture
+def outs_of() -> Callable[..., list[Out]]:
+    """Return a maker of outputs that copy a checkpoint, as byte ranges where it has them, or as buffers when `held`."""
+
+    def make(ckpt: Checkpoint, held: bool = False) -> list[Out]:
+        def chunks(stored: Stored) -> list[Chunk]:
+            segment = None if held else ckpt.segment(stored)
+            return [segment or ckpt.read(stored)]
+
+        return [Out(s.key, s.dtype, s.shape, lambda s=s: chunks(s)) for s in ckpt.tensors]  # type: ignore[misc]
+
+    return make
 
 
 @pytest.fixture

@@ -76,7 +76,10 @@ SINGLE: dict[str, tuple[Any, str]] = {
         FLAT,
     ),
     "DeepSpeed": ({"module": V, "optimizer": None, "ds_version": "0.14"}, "module"),
-    "Lightning": ({"state_dict": V, "pytorch-lightning_version": "2.0", "hyper_parameters": {"depth": 2}}, "state_dict"),
+    "Lightning": (
+        {"state_dict": V, "pytorch-lightning_version": "2.0", "hyper_parameters": {"depth": 2}},
+        "state_dict",
+    ),
     "SWA": (prefixed("module.", V) | {"n_averaged": torch.tensor(5)}, FLAT),
     "only EMA": ({"state_dict_ema": V}, "state_dict_ema"),
 }
@@ -154,9 +157,7 @@ def test_several_sets_are_all_there_and_the_first_is_a_stated_choice(opened, val
         assert_is(ckpt, branch, tensors)
     assert why in found[0].note
     assert all(name in found[0].note for name, _ in wanted[1:])
-    given_back = {
-        restore(key, branch.steps, index) for branch in found for index, key in enumerate(branch.tensors)
-    }
+    given_back = {restore(key, branch.steps, index) for branch in found for index, key in enumerate(branch.tensors)}
     assert given_back == {stored.key for stored in ckpt.tensors if stored.key not in ("initted", "step")}
 
 

@@ -169,7 +169,7 @@ def test_folders_that_hold_no_checkpoint_or_several(tmp_path: Path, tensors) -> 
     with pytest.raises(UsageError, match="holds no checkpoint; it holds nothing"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UsageError, match="it holds 'config.json'"):
+    with pytest.raises(UsageError, match=r"it holds 'config.json'"):
         open_checkpoint(tmp_path)
     for name in ("a.pth", "b.pth"):
         torch.save(tensors, tmp_path / name)

@@ -12,7 +12,11 @@ from vitconv.io.source import open_checkpoint
 
 
 def vit() -> dict[str, Any]:
-    found: dict[str, Any] = {"cls_token": torch.randn(1, 1, 8), "logit_scale": torch.randn(1), "head.weight": torch.randn(1, 8)}
+    found: dict[str, Any] = {
+        "cls_token": torch.randn(1, 1, 8),
+        "logit_scale": torch.randn(1),
+        "head.weight": torch.randn(1, 8),
+    }
     found["head.bias"] = torch.randn(1)
     for i in range(4):
         for name in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1"):
@@ -36,7 +40,9 @@ def test_placeholders_of_zero_stage_3(tmp_path: Path, size, every, kind) -> None
     replaced = [key for i, key in enumerate(key for key in value if "blocks" in key) if i % every == 0]
     value |= {key: torch.zeros(size) for key in replaced}
     small = len(replaced) + (size == 1)
-    with pytest.raises(BadFile, match=rf"{small} of {len(value)} tensors are placeholders.*blocks.0.*zero_to_fp32") as caught:
+    with pytest.raises(
+        BadFile, match=rf"{small} of {len(value)} tensors are placeholders.*blocks.0.*zero_to_fp32"
+    ) as caught:
         open_saved(tmp_path, value, kind)
     assert "more" in str(caught.value)
 
@@ -61,6 +67,9 @@ def test_flat_parameters_of_fsdp(tmp_path: Path, key) -> None:
 
 
 def test_partition_of_deepspeed(tmp_path: Path) -> None:
-    value = {"optimizer_state_dict": {"fp32_flat_groups": [torch.randn(4004)]}, "param_shapes": [{"w": torch.Size([4])}]}
-    with pytest.raises(BadFile, match="partition of DeepSpeed.*zero_to_fp32"):
+    value = {
+        "optimizer_state_dict": {"fp32_flat_groups": [torch.randn(4004)]},
+        "param_shapes": [{"w": torch.Size([4])}],
+    }
+    with pytest.raises(BadFile, match=r"partition of DeepSpeed.*zero_to_fp32"):
         open_saved(tmp_path, value)

@@ -42,9 +42,13 @@ def export() -> tuple[bytes, dict[str, np.ndarray]]:
         "onnx::MatMul_11": weights["backbone.encoder.layer.0.mlp.fc1.weight"].T,
         "onnx::MatMul_12": weights["blocks.1.attn.qkv.weight"].T,
     }
-    kept = {key: value for key, value in weights.items() if not key.endswith(("query.weight", "fc1.weight", "qkv.weight"))}
+    kept = {
+        key: value for key, value in weights.items() if not key.endswith(("query.weight", "fc1.weight", "qkv.weight"))
+    }
     tensors = [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in (kept | folded).items()]
-    tensors += [numpy_helper.from_array(part, f"onnx::Add_{i}") for i, part in enumerate((position[:, :1], position[:, 1:]))]
+    tensors += [
+        numpy_helper.from_array(part, f"onnx::Add_{i}") for i, part in enumerate((position[:, :1], position[:, 1:]))
+    ]
     tensors.append(numpy_helper.from_array(np.array([1, -1], np.int64), "onnx::Reshape_20"))
     nodes = [
         helper.make_node("MatMul", ["x", "onnx::MatMul_10"], ["a"], "/wrong/name/MatMul"),
@@ -113,11 +117,15 @@ def external() -> Any:
     [
         pytest.param(lambda: model([external()]), "in another file", id="external data"),
         pytest.param(
-            lambda: model([numpy_helper.from_array(array(2), "a")], [helper.make_node("MatMulInteger", ["x", "a"], ["y"])]),
+            lambda: model(
+                [numpy_helper.from_array(array(2), "a")], [helper.make_node("MatMulInteger", ["x", "a"], ["y"])]
+            ),
             "quantised",
             id="quantised",
         ),
-        pytest.param(lambda: model([numpy_helper.from_array(np.array(["x"], object), "a.w")]), "data type 8", id="texts"),
+        pytest.param(
+            lambda: model([numpy_helper.from_array(np.array(["x"], object), "a.w")]), "data type 8", id="texts"
+        ),
         pytest.param(lambda: model([]), "no weights", id="nothing"),
         pytest.param(lambda: export()[0][:-50], "damaged", id="cut"),
         pytest.param(lambda: b"\x08\x08" + bytes(100), "not an ONNX file", id="zeros"),

@@ -70,7 +70,11 @@ def test_shared_and_copied_files_are_the_same(tmp_path: Path, source, monkeypatc
     monkeypatch.setattr(fcntl, "ioctl", clones)
     seen: list[tuple[int, int]] = []
     write_file(
-        tmp_path / "shared", outs, {"a": "b"}, reflink_from=source, progress=lambda done, total: seen.append((done, total))
+        tmp_path / "shared",
+        outs,
+        {"a": "b"},
+        reflink_from=source,
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert len(clones.calls) == 1
     assert (clones.calls[0][1] == 0) == (only is None)

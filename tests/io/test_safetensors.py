@@ -139,5 +139,5 @@ def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
     with open_checkpoint(path) as ckpt:
         with path.open("r+b") as file:
             file.truncate(2000)
-        with pytest.raises(BadFile, match="'w'.*cut short"):
+        with pytest.raises(BadFile, match=r"'w'.*cut short"):
             ckpt.read(ckpt.tensors[0])

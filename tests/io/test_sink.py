@@ -16,36 +16,19 @@ import torch
 from vitconv.errors import BadFile, LayoutError, Refused, UsageError
 from vitconv.io import atomic, stream
 from vitconv.io.segment import Segment
-from vitconv.io.sink import Out, file_order, header_bytes, write_file, write_sharded
-from vitconv.io.source import Checkpoint, open_checkpoint
+from vitconv.io.sink import Out, file_order, header_bytes, write_file
+from vitconv.io.source import open_checkpoint
 
 OLD = b"the old file"
 
 
-def outs_of(ckpt: Checkpoint, held: bool = False) -> list[Out]:
-    """Return outputs that copy a checkpoint, as byte ranges where it has them, or as buffers when `held`."""
-
-    def chunks(stored: Any) -> Any:
-        segment = None if held else ckpt.segment(stored)
-        return [segment or ckpt.read(stored)]
-
-    return [Out(s.key, s.dtype, s.shape, lambda s=s: chunks(s)) for s in ckpt.tensors]
-
-
-@pytest.fixture
-def source(tmp_path: Path, state) -> Any:
-    torch.save(state, tmp_path / "source.pth")
-    with open_checkpoint(tmp_path / "source.pth") as ckpt:
-        yield ckpt
-
-
-def folder_names(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["byte ranges", "buffers"])
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"é\n": '"\\'}], ids=["none", "empty", "pt", "odd"])
-def test_bit_identical_to_the_reference_writer(tmp_path: Path, state, source, metadata, held) -> None:
+def test_bit_identical_to_the_reference_writer(tmp_path: Path, state, source, metadata, held, outs_of) -> None:
     dense = {key: value.detach().contiguous().clone() for key, value in state.items()} | {"é\n": torch.ones(1)}
     safetensors.torch.save_file(dense, tmp_path / "theirs", metadata=metadata)
     outs = [*outs_of(source, held), Out("é\n", "F32", (1,), lambda: [torch.ones(1).numpy().tobytes()])]
@@ -53,7 +36,7 @@ def test_bit_identical_to_the_reference_writer(tmp_path: Path, state, source, me
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-def test_kept_order_and_alignment(tmp_path: Path, source) -> None:
+def test_kept_order_and_alignment(tmp_path: Path, source, outs_of) -> None:
     outs = outs_of(source)
     write_file(tmp_path / "ours", outs, None)
     with open_checkpoint(tmp_path / "ours") as ckpt:
@@ -73,7 +56,7 @@ def test_names_that_cannot_be_written(tmp_path: Path) -> None:
         write_file(tmp_path / "x", [out, out], None)
     with pytest.raises(UsageError, match="Unicode"):
         write_file(tmp_path / "x", [Out("\ud800", "F32", (1,), lambda: [bytes(4)])], None)
-    assert folder_names(tmp_path) == set()
+    assert names_in(tmp_path) == set()
 
 
 @pytest.mark.parametrize("size", [0, 3, 5])
@@ -82,7 +65,7 @@ def test_an_output_that_gives_the_wrong_number_of_bytes_leaves_nothing(tmp_path:
     with pytest.raises(LayoutError, match=f"w was given {size} bytes, its header says 4"):
         write_file(tmp_path / "x", [Out("w", "F32", (1,), lambda: [bytes(size)])], None)
     assert (tmp_path / "x").read_bytes() == OLD
-    assert folder_names(tmp_path) == {"x"}
+    assert names_in(tmp_path) == {"x"}
 
 
 def test_mode_follows_the_umask(tmp_path: Path) -> None:
@@ -96,7 +79,7 @@ def test_mode_follows_the_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["same", "symlink", "hardlink"])
-def test_output_that_is_the_input_is_refused(tmp_path: Path, source, link) -> None:
+def test_output_that_is_the_input_is_refused(tmp_path: Path, source, link, outs_of) -> None:
     target = source.files[0]
     before = target.read_bytes()
     if link != "same":
@@ -106,7 +89,7 @@ def test_output_that_is_the_input_is_refused(tmp_path: Path, source, link) -> No
         with pytest.raises(Refused, match="is the input itself"):
             write_file(target, outs_of(source), None, **options)
     assert source.files[0].read_bytes() == before
-    assert not any(".tmp-" in name for name in folder_names(tmp_path))
+    assert not any(".tmp-" in name for name in names_in(tmp_path))
 
 
 def test_targets_that_are_no_place_for_a_file(tmp_path: Path) -> None:
@@ -115,7 +98,7 @@ def test_targets_that_are_no_place_for_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         write_file(tmp_path / "missing" / "x", [], None)
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="no folder|cannot be written"):
+    with pytest.raises(UsageError, match=r"no folder|cannot be written"):
         write_file(tmp_path / "file" / "x", [], None)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="not a plain file"):
@@ -145,7 +128,9 @@ def test_a_symlink_is_replaced_and_what_it_pointed_to_is_kept(tmp_path: Path) ->
     ],
 )
 @pytest.mark.parametrize("call", ["open", "write", "copy_file_range", "fsync", "replace"])
-def test_errors_of_the_system_at_any_step(tmp_path: Path, source, monkeypatch, code, error, words, call) -> None:
+def test_errors_of_the_system_at_any_step(
+    tmp_path: Path, source, monkeypatch, code, error, words, call, outs_of
+) -> None:
     import errno
 
     (tmp_path / "x").write_bytes(OLD)
@@ -160,7 +145,7 @@ def test_errors_of_the_system_at_any_step(tmp_path: Path, source, monkeypatch, c
         write_file(tmp_path / "x", outs, None)
     monkeypatch.undo()
     assert (tmp_path / "x").read_bytes() == OLD
-    assert not any(".tmp-" in name for name in folder_names(tmp_path))
+    assert not any(".tmp-" in name for name in names_in(tmp_path))
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
@@ -168,7 +153,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*real[:4], 1, *real[5:])))
     with pytest.raises(Refused, match=r"takes 8\.0 MiB, 0\.0 MiB are free"):
         write_file(tmp_path / "x", [Out("w", "F32", (2 << 20,), lambda: [bytes(8 << 20)])], None)
-    assert folder_names(tmp_path) == set()
+    assert names_in(tmp_path) == set()
 
 
 def test_a_file_size_limit_is_an_error_not_a_crash(tmp_path: Path) -> None:
@@ -179,7 +164,7 @@ def test_a_file_size_limit_is_an_error_not_a_crash(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
     assert "too large a file" in done.stderr
-    assert folder_names(tmp_path) == set()
+    assert names_in(tmp_path) == set()
 
 
 def test_a_source_that_shrinks_is_noticed(tmp_path: Path, monkeypatch) -> None:
@@ -189,16 +174,16 @@ def test_a_source_that_shrinks_is_noticed(tmp_path: Path, monkeypatch) -> None:
             if not in_kernel:
                 monkeypatch.delattr(os, "copy_file_range")
             with pytest.raises(BadFile, match="8 bytes too early"):
-                write_file(
-                    tmp_path / "x", [Out("w", "U8", (1008,), lambda: [Segment(file.fileno(), 0, 1008)])], None
-                )
-    assert folder_names(tmp_path) == {"data"}
+                write_file(tmp_path / "x", [Out("w", "U8", (1008,), lambda: [Segment(file.fileno(), 0, 1008)])], None)
+    assert names_in(tmp_path) == {"data"}
 
 
-def test_without_copying_in_the_kernel_the_bytes_are_the_same(tmp_path: Path, source, monkeypatch) -> None:
+def test_without_copying_in_the_kernel_the_bytes_are_the_same(tmp_path: Path, source, monkeypatch, outs_of) -> None:
     write_file(tmp_path / "a", outs_of(source), None)
     for code in (95, 18, 22, 38):
-        monkeypatch.setattr(os, "copy_file_range", lambda *_, code=code, **__: (_ for _ in ()).throw(OSError(code, "no")))
+        monkeypatch.setattr(
+            os, "copy_file_range", lambda *_, code=code, **__: (_ for _ in ()).throw(OSError(code, "no"))
+        )
         write_file(tmp_path / "b", outs_of(source), None)
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     monkeypatch.setattr(os, "copy_file_range", lambda *_, **__: 0)
@@ -206,13 +191,15 @@ def test_without_copying_in_the_kernel_the_bytes_are_the_same(tmp_path: Path, so
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_short_reads_and_writes(tmp_path: Path, source, monkeypatch) -> None:
+def test_short_reads_and_writes(tmp_path: Path, source, monkeypatch, outs_of) -> None:
     """The system may move fewer bytes than asked for; nothing may be lost or doubled."""
     write_file(tmp_path / "a", outs_of(source), None)
     write, preadv, pread = os.write, os.preadv, os.pread
     monkeypatch.delattr(os, "copy_file_range")
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: max(1, len(data) // 3)]))
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][: max(1, len(buffers[0]) // 2)]], at))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][: max(1, len(buffers[0]) // 2)]], at)
+    )
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, max(1, size // 2), at))
     with open_checkpoint(source.files[0]) as again:
         write_file(tmp_path / "b", outs_of(again), None)
@@ -267,7 +254,7 @@ def test_a_kill_leaves_the_old_file_or_none(tmp_path: Path, number, kind, after)
                 break
         process.stdout.read()
     assert process.returncode != 0
-    left = folder_names(tmp_path)
+    left = names_in(tmp_path)
     if kind == "file":
         assert target.read_bytes() == OLD
     else:
@@ -287,109 +274,7 @@ def test_an_exception_anywhere_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_file(tmp_path / "x", [Out("w", "F32", (1,), broken)], None)
     assert (tmp_path / "x").read_bytes() == OLD
-    assert folder_names(tmp_path) == {"x"}
-
-
-class TestSharded:
-    def test_transformers_layout(self, tmp_path: Path, state, source, assert_holds) -> None:
-        written = write_sharded(tmp_path / "out", outs_of(source), {"format": "pt"}, 300)
-        names = [path.name for path in written]
-        count = len(names) - 1
-        assert count > 2
-        assert names == [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] + [
-            "model.safetensors.index.json"
-        ]
-        index = json.loads((tmp_path / "out" / names[-1]).read_text())
-        assert index["metadata"]["total_size"] == sum(stored.nbytes for stored in source.tensors)
-        merged: dict[str, torch.Tensor] = {}
-        for name in names[:-1]:
-            shard = safetensors.torch.load_file(tmp_path / "out" / name)
-            assert {key for key, where in index["weight_map"].items() if where == name} == set(shard)
-            assert len(shard) == 1 or sum(value.nbytes for value in shard.values()) <= 300
-            merged |= shard
-        assert {key: value.tolist() for key, value in merged.items() if value.dtype == torch.float32} == {
-            key: value.tolist() for key, value in state.items() if value.dtype == torch.float32
-        }
-        with open_checkpoint(tmp_path / "out") as ckpt:
-            assert ckpt.format == "safetensors-sharded"
-            assert ckpt.metadata == {"format": "pt"}
-            assert_holds(ckpt, state)
-
-    def test_one_shard_is_a_plain_file(self, tmp_path: Path, source) -> None:
-        assert [path.name for path in write_sharded(tmp_path / "out", outs_of(source), None, 1 << 30)] == [
-            "model.safetensors"
-        ]
-
-    def test_same_sharing_out_as_huggingface_hub(self, tmp_path: Path, state, source) -> None:
-        from huggingface_hub import split_torch_state_dict_into_shards
-
-        dense = {out.key: state[out.key].detach().contiguous().clone() for out in outs_of(source)}
-        for size in (100, 300, 1000):
-            plan = split_torch_state_dict_into_shards(dense, max_shard_size=size)
-            write_sharded(tmp_path / f"{size}", outs_of(source), None, size)
-            index = json.loads((tmp_path / f"{size}" / "model.safetensors.index.json").read_text())
-            assert index["weight_map"] == plan.tensor_to_filename
-
-    def test_other_files_in_the_folder_stay(self, tmp_path: Path, source, assert_holds, state) -> None:
-        out = tmp_path / "out"
-        out.mkdir()
-        (out / "config.json").write_bytes(OLD)
-        write_sharded(out, outs_of(source), None, 300)
-        assert (out / "config.json").read_bytes() == OLD
-        assert not any(name.startswith(".") for name in folder_names(out))
-        with open_checkpoint(out) as ckpt:
-            assert_holds(ckpt, state)
-
-    @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
-    def test_a_folder_with_weights_is_refused_untouched(self, tmp_path: Path, source, name) -> None:
-        out = tmp_path / "out"
-        out.mkdir()
-        (out / name).write_bytes(OLD)
-        with pytest.raises(Refused, match=f"holds weights already.*{name}"):
-            write_sharded(out, outs_of(source), None, 300)
-        assert folder_names(out) == {name}
-
-    @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-    @pytest.mark.parametrize("fails_at", range(6))
-    def test_a_failing_rename_leaves_the_folder_as_it_was(
-        self, tmp_path: Path, source, monkeypatch, exists, fails_at
-    ) -> None:
-        out = tmp_path / "out"
-        if exists:
-            out.mkdir()
-            (out / "config.json").write_bytes(OLD)
-        before = folder_names(out) if exists else set()
-        rename = Path.rename
-        calls: list[Path] = []
-
-        def fail(path: Path, target: Path) -> Path:
-            calls.append(path)
-            if len(calls) > (fails_at if exists else 0):
-                raise OSError(28, "No space left on device")
-            return rename(path, target)
-
-        monkeypatch.setattr(Path, "rename", fail)
-        with pytest.raises(Refused, match=r"out: the disk is full"):
-            write_sharded(out, outs_of(source), None, 300)
-        assert (folder_names(out) if exists else set()) == before
-        assert folder_names(tmp_path) == {"source.pth"} | ({"out"} if exists else set())
-
-    def test_errors_name_the_target_not_the_temporary_folder(self, tmp_path: Path) -> None:
-        outs = [Out(f"w{i}", "F32", (1,), lambda: [bytes(3)]) for i in range(2)]
-        with pytest.raises(LayoutError):
-            write_sharded(tmp_path / "out", outs, None, 4)
-        (tmp_path / "file").touch()
-        with pytest.raises(UsageError, match="is a file; shards need a folder"):
-            write_sharded(tmp_path / "file", outs, None, 4)
-        with pytest.raises(UsageError, match="no folder"):
-            write_sharded(tmp_path / "missing" / "out", outs, None, 4)
-        with pytest.raises(UsageError, match="0 bytes"):
-            write_sharded(tmp_path / "out", outs, None, 0)
-        assert folder_names(tmp_path) == {"file"}
-
-    def test_the_folder_of_the_input_is_refused(self, tmp_path: Path, source) -> None:
-        with pytest.raises(Refused, match="is the input itself"):
-            write_sharded(tmp_path, outs_of(source), None, 300, inputs=source.files)
+    assert names_in(tmp_path) == {"x"}
 
 
 def test_memory_stays_small_for_a_large_file(tmp_path: Path) -> None:
@@ -410,7 +295,9 @@ write_file({str(tmp_path / "x")!r}, [out], None, durable=False)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     for way in ("kernel", "buffer"):
-        done = subprocess.run([sys.executable, "-c", code, way], capture_output=True, text=True, cwd=Path.cwd(), check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, way], capture_output=True, text=True, cwd=Path.cwd(), check=True
+        )
         assert int(done.stdout) < 4 << 10, way
         (tmp_path / "x").unlink()
 

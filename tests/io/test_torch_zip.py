@@ -104,9 +104,7 @@ def test_numpy_arrays_become_tensors(tmp_path, protocol) -> None:
             assert stored.shape == (2, 3)
 
 
-@pytest.mark.parametrize(
-    "container", [(), ("model",)], ids=["the file is the module", "the module lies in a dict"]
-)
+@pytest.mark.parametrize("container", [(), ("model",)], ids=["the file is the module", "the module lies in a dict"])
 def test_whole_module_gives_its_state_dict(tmp_path, assert_holds, container) -> None:
     net = Net()
     with open_checkpoint(save(tmp_path, {"model": net, "epoch": 1} if container else net)) as ckpt:
@@ -161,7 +159,7 @@ def test_damage_in_a_packed_member_is_noticed(tmp_path) -> None:
     data = bytearray(path.read_bytes())
     data[info.header_offset + 200] ^= 0x10
     path.write_bytes(data)
-    with open_checkpoint(path) as ckpt, pytest.raises(BadFile, match="'w'.*damaged|'w'.*cannot be inflated"):
+    with open_checkpoint(path) as ckpt, pytest.raises(BadFile, match=r"'w'.*damaged|'w'.*cannot be inflated"):
         ckpt.read(ckpt.tensors[0])
 
 
@@ -199,20 +197,23 @@ def test_arrays_of_texts_and_objects_are_left_out_aloud(tmp_path) -> None:
     value = {"w": torch.ones(2), "classes": np.array(["cat", "dog"]), "things": np.array([{}], dtype=object)}
     with open_checkpoint(save(tmp_path, value)) as ckpt:
         assert [stored.path for stored in ckpt.tensors] == [("w",)]
-        assert [name for name in ("classes", "things") if any(name in note for note in ckpt.notes)] == ["classes", "things"]
+        assert [name for name in ("classes", "things") if any(name in note for note in ckpt.notes)] == [
+            "classes",
+            "things",
+        ]
 
 
 def test_big_endian_file_is_refused(tmp_path) -> None:
     path = save(tmp_path, {"w": torch.ones(2)})
     rezip(path, 0, change=lambda name, data: b"big" if name.endswith("byteorder") else data)
-    with pytest.raises(BadFile, match="byte order 'big'|byte order b'big'"):
+    with pytest.raises(BadFile, match=r"byte order 'big'|byte order b'big'"):
         open_checkpoint(path)
 
 
 def test_missing_storage_names_the_tensor(tmp_path) -> None:
     path = save(tmp_path, {"w": torch.ones(2), "v": torch.zeros(3)})
     rezip(path, 0, drop="/data/1")
-    with pytest.raises(BadFile, match="'v'.*missing"):
+    with pytest.raises(BadFile, match=r"'v'.*missing"):
         open_checkpoint(path)
 
 

@@ -76,10 +76,12 @@ def test_every_opcode_of_python_is_known_or_refused_on_purpose() -> None:
     refused = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
     for opcode in pickletools.opcodes:
         code = ord(opcode.code)
-        with pytest.raises(BadFile) as caught:
+        try:
             unpickle(bytes([code]) + b"\x01\x00\x00\x00\x00\x00\x00\x00\n\n", "test")
-            raise BadFile("read to its end")
-        assert (f"opcode {code:#04x} is not allowed" in str(caught.value)) == (opcode.name in refused), opcode.name
+            text = ""
+        except BadFile as error:
+            text = str(error)
+        assert (f"opcode {code:#04x} is not allowed" in text) == (opcode.name in refused), opcode.name
 
 
 @pytest.mark.parametrize(
@@ -238,10 +240,10 @@ def test_one_array_met_many_times_is_held_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(b"]" * 300_000, id="a stack of lists"),
-        pytest.param(b"N" + b"\x94" * 300_000, id="memoised again and again"),
-        pytest.param(b"N" + b"\x85" * 300_000, id="tuples in tuples"),
-        pytest.param(b"]" + b"]2" * 100_000 + b"a" * 100_000, id="lists in lists"),
+        pytest.param(b"]" * 60_000, id="a stack of lists"),
+        pytest.param(b"N" + b"\x94" * 60_000, id="memoised again and again"),
+        pytest.param(b"N" + b"\x85" * 60_000, id="tuples in tuples"),
+        pytest.param(b"]" + b"]2" * 30_000 + b"a" * 30_000, id="lists in lists"),
     ],
 )
 def test_objects_without_end_stay_within_a_multiple_of_the_file(survives, data) -> None:
@@ -258,5 +260,3 @@ def test_deep_nesting_is_refused_or_read_without_recursion_trouble(survives) -> 
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr("a/data.pkl", data)
         survives(buffer.getvalue())
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ def explain(error: OSError, target: Path) -> VitconvError:
 def temporary_name(target: Path) -> Path:
     """Return a fresh name beside `target`, hidden, and short enough for any file system."""
     name = target.name.encode()[:180].decode(errors="ignore")
-    return target.with_name(f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    return target.with_name(f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def check_target(target: Path, inputs: Iterable[Path] = ()) -> None:

@@ -43,7 +43,7 @@ def kind_of(file: File) -> str:
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return "pickle"
     # The first field of an ONNX model is its IR version, a small number.
-    if head[:1] == b"\x08" and 0 < head[1] < 0x20 and len(head) > 8:
+    if len(head) > 8 and head[0] == 0x08 and 0 < head[1] < 0x20:
         return "onnx"
     raise _unknown(file, head)
 
