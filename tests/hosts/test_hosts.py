@@ -280,6 +280,12 @@ def test_a_tap_can_be_changed_and_leaves_nothing_behind(canonical, carry):
 def test_missing_libraries_and_wrong_networks_are_refused(monkeypatch):
     with pytest.raises(Refused, match="only its VisionTransformer family"):
         load(HOSTS, "timm").build(Spec("resnet18"))
+    with pytest.raises(UsageError, match="timm has no model 'vit_hugo'; close names"):
+        load(HOSTS, "timm").build(Spec("vit_hugo"))
+    with pytest.raises(UsageError, match="does not take these arguments"):
+        load(HOSTS, "timm").build(Spec("vit_tiny_patch16_224", {"hugo": 1}))
+    with pytest.raises(UsageError, match="torchvision cannot build 'vit_hugo'"):
+        load(HOSTS, "torchvision").build(Spec("vit_hugo"))
     with pytest.raises(UsageError, match="neither a configuration file or folder nor a model type"):
         load(HOSTS, "transformers").build(Spec("hugo"))
     with pytest.raises(UsageError, match="canonical shapes"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitconv.errors import Refused
+from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
@@ -42,11 +42,19 @@ def make(spec: Spec) -> nn.Module:
     """Build a model by timm's name; options are arguments of `timm.create_model`, `pretrained` stays off.
 
     Raises:
+        UsageError: no such model, a name that timm would look up on a hub, or an argument the model does not take.
         Refused: the model is not of the VisionTransformer family.
     """
     import timm
 
-    module = timm.create_model(spec.model, pretrained=False, **spec.options)
+    name = spec.model.partition(".")[0]
+    if not timm.is_model(name):
+        close = ", ".join(timm.list_models(f"*{name}*")[:5]) or "see timm.list_models()"
+        raise UsageError(f"timm has no model {spec.model!r}; close names: {close}")
+    try:
+        module = timm.create_model(spec.model, **{**spec.options, "pretrained": False})
+    except TypeError as e:
+        raise UsageError(f"timm's {spec.model} does not take these arguments: {e}") from e
     if not accepts(module):
         raise Refused(f"timm's {spec.model} is {type(module).__name__}; only its VisionTransformer family is known")
     return module.eval()

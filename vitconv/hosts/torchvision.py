@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitconv.errors import Refused
+from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
@@ -36,12 +37,16 @@ def make(spec: Spec) -> nn.Module:
     """Build a model by torchvision's name without weights, or `VisionTransformer` itself; options are its arguments.
 
     Raises:
+        UsageError: no such model, or an argument it does not take.
         Refused: the model is not a VisionTransformer.
     """
     from torchvision.models import VisionTransformer, get_model
 
-    options = dict(spec.options)
-    module = VisionTransformer(**options) if spec.model == "VisionTransformer" else get_model(spec.model, **options)
+    make_model = VisionTransformer if spec.model == "VisionTransformer" else partial(get_model, spec.model)
+    try:
+        module = make_model(**spec.options)
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"torchvision cannot build {spec.model!r} with these arguments: {e}") from e
     if not accepts(module):
         raise Refused(f"torchvision's {spec.model} is {type(module).__name__}; only its VisionTransformer is known")
     return module.eval()

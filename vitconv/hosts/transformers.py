@@ -47,6 +47,12 @@ _DIALECTS = {
     "dinov2": "hf-dinov2",
     "dinov2_with_registers": "hf-dinov2-with-registers",
 }
+_CLASSES = {
+    "vit": "ViTForImageClassification",
+    "deit": "DeiTForImageClassification",
+    "dinov2": "Dinov2Model",
+    "dinov2_with_registers": "Dinov2WithRegistersModel",
+}
 
 
 def accepts(module: nn.Module) -> bool:
@@ -59,8 +65,8 @@ def accepts(module: nn.Module) -> bool:
 def make(spec: Spec) -> nn.Module:
     """Build from a `config.json`, a folder that has one, or a model type such as `vit`; nothing is downloaded.
 
-    Options: `class` (default: the configuration's architecture, else the image classifier), `attn` (eager or sdpa),
-    and any field of the configuration.
+    Options: `class` (default: the configuration's architecture, else the image classifier of ViT and DeiT, the bare
+    model of DINOv2), `attn` (eager or sdpa), and any field of the configuration.
 
     Raises:
         UsageError: no such file or model type.
@@ -83,8 +89,7 @@ def make(spec: Spec) -> nn.Module:
     if attn is not None:
         config._attn_implementation = attn  # noqa: SLF001
     name = name or next(iter(config.architectures or ()), None)
-    if name is None:
-        return transformers.AutoModelForImageClassification.from_config(config).eval()
+    name = name or _CLASSES[config.model_type]
     if not hasattr(transformers, name):
         raise UsageError(f"transformers has no class {name!r}")
     return getattr(transformers, name)(config).eval()
