@@ -126,7 +126,8 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
     facts, more = _released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
-    notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *([branch.note] if branch.note else [])]
+    notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *_tied(branch, match)]
+    notes += [branch.note] if branch.note else []
     others = tuple(b.name for b in found if b.name != branch.name)
     beside = known.beside
     return Recognised(
@@ -239,6 +240,16 @@ def _check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
                 f"from.{name}={option}: "
                 + (f"expected one of {has}" if has else f"choices: {', '.join(sorted(known))}")
             )
+
+
+def _tied(branch: Branch, match: Match) -> list[str]:
+    """Return a note on tensors that share their bytes and are not the layout's own second names."""
+    by_place: dict[tuple[Any, ...], list[str]] = {}
+    for key, t in branch.tensors.items():
+        if key not in match.copies and t.numel:
+            by_place.setdefault((t.blob, t.start, t.shape, t.strides), []).append(key)
+    tied = [" = ".join(keys) for keys in by_place.values() if len(keys) > 1]
+    return [f"the same bytes under several names, written once for each: {'; '.join(tied[:4])}"] if tied else []
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,11 @@ def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str
     return sizes
 
 
+_REMEDIES = {
+    "embed.pos_cls": "--edit unfold-cls-position gives the class token a position row of zeros, which changes nothing",
+}
+
+
 def _need_all(target: Dialect, said: Encoding) -> None:
     if not said.missing:
         return
@@ -130,6 +135,7 @@ def _need_all(target: Dialect, said: Encoding) -> None:
         f"  to write: {', '.join(collapse(said.missing))}\n"
         f"  lacking: {', '.join(collapse(lacking))}\n"
         f"  make them up with --edit fill:NAME=0, or choose another variant with --set CHOICE=OPTION"
+        + "".join(f"; {hint}" for name, hint in _REMEDIES.items() if name in lacking)
     )
 
 
