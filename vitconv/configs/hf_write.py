@@ -22,7 +22,7 @@ def write(request: Request) -> Written:
     draft = Draft(request, title)
     sizes = request.sizes
     heads, eps, image = draft.heads(), draft.one_eps(), draft.image_size()
-    _check(draft, title, deit)
+    _check(draft, title, deit, image)
     d, p, q = sizes["d"], sizes["p"], sizes.get("q", sizes["p"])
     architecture = _architecture(draft, deit)
     config: dict[str, Any] = {
@@ -63,7 +63,7 @@ def write(request: Request) -> Written:
     return draft.close(files)
 
 
-def _check(draft: Draft, title: str, deit: bool) -> None:
+def _check(draft: Draft, title: str, deit: bool, image: tuple[int, int]) -> None:
     request, sizes = draft.request, draft.request.sizes
     draft.only("norm_placement", "pre", why=f"{title} is pre-norm", needed=True)
     draft.only("norm_kind", "layernorm", why=f"{title} has LayerNorm only")
@@ -80,16 +80,14 @@ def _check(draft: Draft, title: str, deit: bool) -> None:
     biases = [part for part in "qkv" if request.in_block(f"attn.{part}.bias")]
     if biases and len(biases) < 3:
         draft.refuse(f"only {' and '.join(biases)} have a bias: qkv_bias is for all three")
-    fits = draft.request.facts.grid
-    if fits is not None and fits[0] != fits[1]:
+    if image[0] // sizes["p"] != image[1] // sizes.get("q", sizes["p"]):
         draft.notes.append(f"{title} resizes positions as if the grid were square: use it at its own image size only")
 
 
 def _architecture(draft: Draft, deit: bool) -> str:
     request, family = draft.request, "DeiT" if deit else "ViT"
     if request.has("head.weight"):
-        if not request.has("head.bias"):
-            draft.refuse(f"transformers' {family} has a head with a bias")
+        draft.biased(f"transformers' {family}", "head", *(["head_dist"] if request.has("head_dist.weight") else []))
         return f"{family}ForImageClassification{'WithTeacher' if request.has('head_dist.weight') else ''}"
     if not request.has("pool.dense.weight"):
         draft.notes.append(

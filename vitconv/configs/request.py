@@ -144,6 +144,15 @@ class Draft:
             self.refuse(f"{said}: a configuration of {self.library} states one eps for all norms")
         return float(values["norm_eps"] or 0.0)
 
+    def biased(self, title: str, *heads: str) -> None:
+        """Refuse heads and layer norms without a bias, which the library cannot build."""
+        request = self.request
+        absent = [f"{name}.bias" for name in heads if not request.has(f"{name}.bias")]
+        if request.facts.norm_kind == "layernorm" and not request.in_block("norm1.bias"):
+            absent.append("blocks.{i}.norm1.bias")
+        if absent:
+            self.refuse(f"{title} always has {', '.join(absent)}, this network does not")
+
     def norm_kind(self) -> str | None:
         """Return the kind of norm: the fact, else LayerNorm where the norms have a bias, which RMSNorm has not."""
         if self.request.facts.norm_kind is None and self.request.in_block("norm1.bias"):

@@ -62,9 +62,7 @@ def write(request: Request) -> Written:
         if value is not None:
             cfg[name] = list(value)
     if facts.mean is None or facts.std is None:
-        draft.notes.append(
-            f"image mean and std are unknown: timm will take its own default; say --set mean= std= ({request.dialect})"
-        )
+        draft.notes.append("image mean and std are unknown: timm will take its own default; say --set mean= std=")
     cfg |= {k: request.extra[k] for k in ("interpolation", "crop_pct", "crop_mode") if k in request.extra}
     config: dict[str, Any] = {
         "architecture": base,
@@ -137,6 +135,10 @@ def _tokens(draft: Draft) -> dict[str, Any]:
     if pre_norm == request.has("embed.patch.bias"):
         how = "has both a norm before the blocks and" if pre_norm else "has neither a norm before the blocks nor"
         draft.refuse(f"the network {how} a bias in the patch projection; timm couples them")
+    heads = [name for name in ("head", "head_dist") if request.has(f"{name}.weight")]
+    if request.has("embed.dist") and len(heads) == 1:
+        draft.refuse(f"timm's distilled model has two heads, this network only {heads[0]}")
+    draft.biased("timm", *heads)
     if request.has("embed.dist") and (registers or pre_norm):
         draft.refuse("timm's distilled model has no registers and no norm before the blocks")
     out: dict[str, Any] = {
