@@ -91,7 +91,7 @@ def templates(variant: Variant, *, needed: bool = False) -> set[str]:
     rules = [x for x in variant.items if isinstance(x.entry, Rule) and not (needed and x.optional)]
     fills = {n for x in rules for n, _ in x.entry.fill} if needed else set()
     tied = set() if needed else {p for t in variant.ties for p in t.parts}
-    return {p for x in rules for p in x.parts} - fills | tied
+    return ({p for x in rules for p in x.parts} - fills | tied) - {t for o in variant.options for t in o.without}
 
 
 def _provides(item: Item, templates: Iterable[str]) -> bool:
@@ -101,13 +101,13 @@ def _provides(item: Item, templates: Iterable[str]) -> bool:
 def networks(random: Random, variant: Variant, dtype: str | None = None, like: Variant | None = None) -> Case:
     """Return a random network that the variant can hold: sizes, depth, optional tensors, dtype and bits are drawn.
 
-    With `like`, mostly those optional tensors are there that the other variant has a place for.
+    With `like`, those optional tensors are there that the other variant needs, and few that it has no place for.
     """
-    favour = templates(like) if like else set()
+    favour, must = (templates(like), templates(like, needed=True)) if like else (set(), set())
     dtype = dtype or random.choice(sorted(WIDTHS))
     rng = np.random.default_rng(random.getrandbits(64))
     depth = random.randint(1, 4)
-    env = _sizes(random, variant, depth)
+    env = _sizes(random, variant, depth, square=bool(like and like.dialect.equal))
     needs = {t for o in variant.options for t in o.needs}
     without = {t for o in variant.options for t in o.without}
     on: dict[object, bool] = {}
@@ -121,14 +121,15 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
             peers = [x for x in variant.items if (x.group or id(x.entry)) == key]
             forced = any(_provides(x, needs) or not x.optional for x in peers)
             barred = any(_provides(x, without) for x in peers)
-            likely = 0.5 if like is None else 0.98 if any(_provides(x, favour) for x in peers) else 0.02
-            on[key] = forced or (not barred and random.random() < likely)
+            likely = 0.5 if like is None or any(_provides(x, favour) for x in peers) else 0.02
+            needed = any(_provides(x, must) for x in peers)
+            on[key] = forced or (not barred and (needed or random.random() < likely))
         if on[key]:
             present.append(item)
     return _filled(variant, present, env, depth, rng, dtype, random.random() < 0.5)
 
 
-def _sizes(random: Random, variant: Variant, depth: int) -> dict[str, int]:
+def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dict[str, int]:
     rules = [item.entry for item in variant.items if isinstance(item.entry, Rule)]
     axes = {a for r in rules for axis in r.axes for a in axis.atoms} - {"*"}
     env = {a: random.randint(1, 3) for a in sorted(axes) if not a.isdigit()}
@@ -136,7 +137,7 @@ def _sizes(random: Random, variant: Variant, depth: int) -> dict[str, int]:
     # A square grid, so that a position table reads one way only, or is asked about.
     env |= {"n": random.choice([4, 9, 16]), "i": depth, "h": h, "e": e, "a": h * e}
     # Most codebases hold only networks whose attention is as wide as the trunk.
-    if variant.dialect.equal or random.random() < 0.5:
+    if variant.dialect.equal or random.random() < (0.9 if square else 0.5):
         env["d"] = env["a"]
     return env
 

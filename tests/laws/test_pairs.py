@@ -23,6 +23,9 @@ PAIRS = {
     if a is not b and a.family == b.family
 }
 
+OUTCOMES = {"exact", "residue", "untied", "refused"}
+REASON = re.compile(r"lacking: \S|, but .* computes \S|nothing says whether|axis \w+|needs no \S")
+
 
 def there_and_back(forge: SimpleNamespace, random: Random, a: Dialect, b: Dialect) -> str:
     """Carry a random network of `a` to `b` and back, and return how that went."""
@@ -36,9 +39,8 @@ def there_and_back(forge: SimpleNamespace, random: Random, a: Dialect, b: Dialec
     try:
         out = forge.convert(case, case.file, a, b, choices=case.variant.names)
     except Refused as e:
-        assert b.name in str(e) or b.title in str(e) or "different dtypes" in str(e)
-        assert re.search(r"lacking: \S|, but .* computes \S|nothing says whether|axis \w+", str(e)), f"no reason: {e}"
-        return "refused"
+        said = str(e)
+        return "refused" if REASON.search(said) and (b.name in said or b.title in said) else f"no reason: {said}"
     assert not {n for t in out.targets for n in t.parts} & {c.name for c in out.residue}
     there = forge.carry(out, case.file)
     assert {t.key: t.shape for t in out.targets} == {k: v.shape for k, v in there.items()}
@@ -57,11 +59,15 @@ def there_and_back(forge: SimpleNamespace, random: Random, a: Dialect, b: Dialec
 
 @pytest.mark.parametrize(("a", "b"), PAIRS.values(), ids=PAIRS.keys())
 def test_there_and_back(forge: SimpleNamespace, a: Dialect, b: Dialect) -> None:
-    outcomes = {there_and_back(forge, Random(seed), a, b) for seed in range(8)}
     reachable = any(forge.templates(v) >= forge.templates(w, needed=True) for v in a.variants for w in b.variants)
+    outcomes = {there_and_back(forge, Random(seed), a, b) for seed in range(8)}
+    more = iter(range(8, 60))
+    while reachable and outcomes == {"refused"} and (seed := next(more, None)):
+        outcomes.add(there_and_back(forge, Random(seed), a, b))
+    assert outcomes <= OUTCOMES
     assert (outcomes != {"refused"}) == reachable, "what can be carried is, and what cannot is refused"
 
 
 @given(random=st.randoms(use_true_random=False))
 def test_there_and_back_at_any_size(forge: SimpleNamespace, random: Random) -> None:
-    there_and_back(forge, random, *random.choice([*PAIRS.values()]))
+    assert there_and_back(forge, random, *random.choice([*PAIRS.values()])) in OUTCOMES

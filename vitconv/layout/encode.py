@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vitconv.errors import Refused
 from vitconv.layout.canonical import layer_of, template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
-from vitconv.layout.match import bind, collapse
-from vitconv.layout.rule import Alias, Const, Rule
+from vitconv.layout.match import bind, collapse, unmet_by
+from vitconv.layout.rule import LAYERS, Alias, Const, Rule
 from vitconv.layout.unify import Bound
 
 
@@ -49,19 +49,20 @@ def encode(
     A variant whose implied facts contradict `facts` is never taken. Among equals the first declared wins.
 
     Raises:
-        Refused: the facts contradict every variant; the message says which and why.
+        Refused: the facts contradict every variant, or none holds such a network; the message says which and why.
     """
     dialect.check_choices(wanted or {})
     candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
     allowed = [v for v in candidates if not contradictions(v, facts)]
     if not allowed:
         raise Refused(_contradicted(dialect, candidates, facts))
-    have: dict[str, set[int | None]] = {}
-    for name in names:
-        have.setdefault(template_of(name), set()).add(layer_of(name))
-    options = [v for v in allowed if _conditions(v, have)] or allowed
-    best = min(range(len(options)), key=lambda j: (*_cost(options[j], have, depth), j))
-    return _say(options[best], names, depth)
+    have = _Have(names, depth)
+    costs = {j: have.cost(v) for j, v in enumerate(allowed)}
+    best = allowed[min(costs, key=lambda j: (costs[j], j))]
+    said = _say(best, names, depth)
+    if unmet_by(best, {template_of(n) for b in said.bound for n in b.parts}) and not said.missing:
+        raise Refused(_unmet(best, said))
+    return said
 
 
 def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -91,10 +92,6 @@ def _values(value: Any) -> set[Any]:
     return set() if value is None else set(value) if isinstance(value, (tuple, list, set)) else {value}
 
 
-def _conditions(v: Variant, have: Mapping[str, set[int | None]]) -> bool:
-    return all(all(n in have for n in o.needs) and not any(n in have for n in o.without) for o in v.options)
-
-
 def _wanted(item: Item, depth: int) -> list[int | None]:
     return list(layers_of(item.layers, depth)) if "{i}" in item.key else [None]
 
@@ -104,35 +101,58 @@ def _alive(v: Variant, have: Container[str]) -> set[str]:
     return {item.group for item in v.items if item.group and any(p in have for p in item.parts)}
 
 
-def _cost(v: Variant, have: Mapping[str, set[int | None]], depth: int) -> tuple[int, int, int]:
-    """Return (tensors lacking, canonical tensors left over, tensors made up) without naming them."""
-    said: dict[str, set[int | None]] = {}
-    lacking = made_up = 0
-    alive = _alive(v, have)
-    for item in v.items:
-        if not isinstance(item.entry, Rule):
-            continue
-        fills = dict(item.entry.fill)
-        layers = _wanted(item, depth)
-        parts = [
-            (p, set(range(depth)) if item.entry.scanned else (set(layers) if "{i}" in p else {None}))
-            for p in item.parts
-        ]
-        present = [layer <= have.get(p, set()) for p, layer in parts]
-        any_there = any(layer & have.get(p, set()) for p, layer in parts)
-        sayable = all(ok or p in fills for ok, (p, _) in zip(present, parts, strict=True))
-        optional = item.optional and item.group not in alive
-        if sayable and (any(present) or not optional):
-            made_up += len(layers) * present.count(False)
-            for p, layer in parts:
-                said.setdefault(p, set()).update(layer)
-        elif any_there or not optional:
-            lacking += len(layers)
-    for t in v.ties:
-        for p in t.parts:
-            said.setdefault(p, set()).update(said.get(t.of, set()))
-    left = sum(len(layers - said.get(t, set())) for t, layers in have.items())
-    return lacking, left, made_up
+class _Have:
+    """The tensors of a network by template, their layers as bits, and what each item would say of them.
+
+    Most variants of a dialect share most of their items, so what was weighed is kept.
+    """
+
+    def __init__(self, names: Iterable[str], depth: int) -> None:
+        self.outside = 1 << depth
+        self.layers = {w: sum(1 << i for i in layers_of(w, depth)) for w in LAYERS}
+        self.have: dict[str, int] = {}
+        for name in names:
+            layer, t = layer_of(name), template_of(name)
+            self.have[t] = self.have.get(t, 0) | (self.outside if layer is None else 1 << layer)
+        self.weighed: dict[tuple[int, str, str, bool], tuple[dict[str, int], int, int]] = {}
+
+    def cost(self, v: Variant) -> tuple[int, int, int, int]:
+        """Return how many (conditions it breaks, tensors it lacks, tensors it leaves over, tensors it makes up)."""
+        said: dict[str, int] = {}
+        lacking = made_up = 0
+        alive = _alive(v, self.have)
+        for item in v.items:
+            if isinstance(item.entry, Rule):
+                parts, lacks, makes = self._weigh(item, optional=item.optional and item.group not in alive)
+                lacking += lacks
+                made_up += makes
+                for p, layers in parts.items():
+                    said[p] = said.get(p, 0) | layers
+        broken = len(unmet_by(v, {t for t, layers in said.items() if layers}))
+        for t in v.ties:
+            said |= {p: said.get(p, 0) | said.get(t.of, 0) for p in t.parts}
+        left = sum((layers & ~said.get(t, 0)).bit_count() for t, layers in self.have.items())
+        return broken, lacking, left, made_up
+
+    def _weigh(self, item: Item, *, optional: bool) -> tuple[dict[str, int], int, int]:
+        """Return ({template: layers said}, tensors lacking, tensors made up)."""
+        memo = (id(item.entry), item.key, item.layers, optional)
+        if memo not in self.weighed:
+            entry = item.entry
+            assert isinstance(entry, Rule)
+            layers = self.layers["all" if entry.scanned else item.layers]
+            want = {p: layers if "{i}" in p else self.outside for p in item.parts}
+            count = layers.bit_count() if "{i}" in item.key else 1
+            fills = {name for name, _ in entry.fill}
+            absent = [p for p, bits in want.items() if bits & ~self.have.get(p, 0)]
+            any_there = any(bits & self.have.get(p, 0) for p, bits in want.items())
+            if optional and not any_there:
+                self.weighed[memo] = ({}, 0, 0)
+            elif fills.issuperset(absent):
+                self.weighed[memo] = (want, 0, count * len(absent))
+            else:
+                self.weighed[memo] = ({}, count, 0)
+        return self.weighed[memo]
 
 
 def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encoding:
@@ -147,13 +167,13 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
         if not isinstance(entry, Rule):
             continue
         filled = dict(entry.fill)
-        for layer in _wanted(item, depth):
-            key = item.key if layer is None else item.key.replace("{i}", str(layer))
-            b = bind(item, key, layer, depth)
+        here = [bind(item, _at(item.key, layer), layer, depth) for layer in _wanted(item, depth)]
+        if item.optional and item.group not in alive and not any(n in names for b in here for n in b.parts):
+            continue
+        for b in here:
+            key = b.key
             lacks = [n for n in b.parts if n not in names]
             fixable = {n: filled[template_of(n)] for n in lacks if template_of(n) in filled}
-            if item.optional and item.group not in alive and len(lacks) == len(b.parts):
-                continue
             if len(fixable) < len(lacks):
                 missing[key] = tuple(n for n in lacks if n not in fixable)
                 continue
@@ -161,22 +181,29 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
             fills |= fixable
             said |= set(b.parts)
     for t in v.ties:
-        said |= {p.replace("{i}", str(i)) for p in t.parts for i in range(depth)}
+        said |= {_at(p, i) for p in t.parts for i in range(depth) if _at(t.of, i) in said}
     keys = {b.key for b in bound}
     for item in v.items:
         if isinstance(item.entry, Alias):
-            for layer in _wanted(item, depth):
-                of = item.parts[0] if layer is None else item.parts[0].replace("{i}", str(layer))
-                if of in keys:
-                    copies[item.key if layer is None else item.key.replace("{i}", str(layer))] = of
+            pairs = ((_at(item.key, i), _at(item.parts[0], i)) for i in _wanted(item, depth))
+            copies |= {key: of for key, of in pairs if of in keys}
     consts = {
-        (item.key if layer is None else item.key.replace("{i}", str(layer))): item.entry
+        _at(item.key, layer): item.entry
         for item in v.items
         if isinstance(item.entry, Const) and not item.entry.optional
         for layer in _wanted(item, depth)
     }
     residue = tuple(n for n in names if n not in said)
     return Encoding(v, tuple(bound), fills, residue, missing, copies, consts)
+
+
+def _at(template: str, layer: int | None) -> str:
+    return template if layer is None else template.replace("{i}", str(layer))
+
+
+def _unmet(v: Variant, said: Encoding) -> str:
+    lines = unmet_by(v, {template_of(n) for b in said.bound for n in b.parts})
+    return f"{v.dialect.name} holds no such network:\n  " + "\n  ".join(lines)
 
 
 def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[str, Any]) -> str:

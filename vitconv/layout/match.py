@@ -202,18 +202,18 @@ def _cover(variant: Variant, header: Header) -> Match:
         have.update(item.parts if part.bound else ())
         if isinstance(item.entry, Const):
             consts |= dict.fromkeys(part.explained, item.entry)
-    missing += _unmet(variant, have)
+    missing += unmet_by(variant, have)
     unknown = tuple(k for k in header.shapes if k not in explained)
     return Match(variant, depth, tuple(bound), {}, unknown, tuple(missing), None, copies, consts)
 
 
-def _unmet(variant: Variant, have: Container[str]) -> list[str]:
+def unmet_by(variant: Variant, have: Container[str]) -> list[str]:
     """Return a pseudo key for every condition of an option that the network, of templates `have`, does not meet."""
     out = []
-    for o in variant.options:
+    for name, o in zip(variant.names, variant.options, strict=True):
         lacks, extra = [n for n in o.needs if n not in have], [n for n in o.without if n in have]
         if lacks or extra:
-            out.append(f"({o.name}: needs {', '.join(lacks) or 'no ' + ', '.join(extra)})")
+            out.append(f"({name}={o.name} needs {', '.join(lacks) or 'no ' + ', '.join(extra)})")
     return out
 
 
