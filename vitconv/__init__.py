@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitconv.conversion.convert import Order as Order
     from vitconv.conversion.convert import convert as convert
-    from vitconv.conversion.convert import prepare as prepare
     from vitconv.conversion.diff import diff as diff
+    from vitconv.conversion.facts import Wishes as Wishes
     from vitconv.conversion.inspect import inspect as inspect
-    from vitconv.conversion.recognise import Wishes as Wishes
+    from vitconv.conversion.prepare import Order as Order
+    from vitconv.conversion.prepare import prepare as prepare
     from vitconv.conversion.recognise import recognise as recognise
     from vitconv.conversion.translate import translate as translate
     from vitconv.errors import VitconvError as VitconvError
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Order": "vitconv.conversion.convert",
+    "Order": "vitconv.conversion.prepare",
     "Semantics": "vitconv.layout.semantics",
     "VitconvError": "vitconv.errors",
-    "Wishes": "vitconv.conversion.recognise",
+    "Wishes": "vitconv.conversion.facts",
     "convert": "vitconv.conversion.convert",
     "diff": "vitconv.conversion.diff",
     "inspect": "vitconv.conversion.inspect",
     "open_checkpoint": "vitconv.io.source",
-    "prepare": "vitconv.conversion.convert",
+    "prepare": "vitconv.conversion.prepare",
     "recognise": "vitconv.conversion.recognise",
     "translate": "vitconv.conversion.translate",
 }

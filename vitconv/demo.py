@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitconv.conversion.convert import Order, convert
+from vitconv.conversion.convert import convert
 from vitconv.conversion.diff import diff
+from vitconv.conversion.prepare import Order
 from vitconv.conversion.recognise import recognise
 from vitconv.errors import UsageError
 

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def bench(name: str, folder: Path, repeat: int, *, peers: bool = True, pth: bool
     make_checkpoint(source, SIZES[name])
     cp = shutil.which("cp") or "cp"
     command = [sys.executable, "-m", "vitconv", "convert", "--to", "xformers"]
-    jobs = {
+    jobs: dict[str, Callable[[Path], Sequence[str]]] = {
         "cp": lambda out: [cp, str(source), str(out)],
         "vitconv --no-sync": lambda out: [*command, "--no-sync", str(source), str(out)],
         "vitconv --no-sync --prove": lambda out: [*command, "--no-sync", "--prove", str(source), str(out)],

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitconv.conversion.convert import Order, prepare
-from vitconv.conversion.recognise import Wishes, recognise
+from vitconv.conversion.facts import Wishes
+from vitconv.conversion.prepare import Order, prepare
+from vitconv.conversion.recognise import recognise
 from vitconv.layout.dialect import Dialect, Item, Variant
 from vitconv.layout.plan import Plan, describe, residue_lines
 from vitconv.layout.rule import Alias, Const, Rule

@@ -53,7 +53,7 @@ def wishes_from(
     Raises:
         UsageError: a value that is not NAME=VALUE, an unknown fact, a size that is no positive number.
     """
-    from vitconv.conversion.recognise import Wishes
+    from vitconv.conversion.facts import Wishes
 
     facts, source, target = read_sets(sets)
     sizes = dict(_axis(text) for text in axes)

@@ -11,7 +11,8 @@ from vitconv.cli._options import json_option
 from vitconv.cli._wishes import bytes_of, check_target_choices, source_options, wishes_from
 
 if TYPE_CHECKING:
-    from vitconv.conversion.convert import Done, Prepared
+    from vitconv.conversion.convert import Done
+    from vitconv.conversion.prepare import Prepared
     from vitconv.report import Report
 
 
@@ -66,7 +67,8 @@ def command(
 
     Exit codes: 0 done, 1 source not recognised, 3 refused: something would be lost, guessed or changed.
     """
-    from vitconv.conversion.convert import Order, convert, prepare
+    from vitconv.conversion.convert import convert
+    from vitconv.conversion.prepare import Order, prepare
     from vitconv.errors import UsageError
     from vitconv.report import emit, progress_bar
 
@@ -117,7 +119,7 @@ def _facts(prepared: Prepared) -> list[Any]:
 
 
 def _notes(prepared: Prepared) -> list[str]:
-    from vitconv.conversion.convert import assumed_lines, log_lines
+    from vitconv.conversion.prepare import assumed_lines, log_lines
     from vitconv.layout.match import collapse
 
     p = prepared.plan

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitconv.conversion.recognise import Recognised, Wishes, recognise_open
+from vitconv.conversion.facts import Wishes
+from vitconv.conversion.recognise import Recognised, recognise_open
 from vitconv.errors import NotRecognised, Refused
 from vitconv.io.envelope import Branch, branches
 from vitconv.io.source import Checkpoint, open_checkpoint

@@ -1,0 +1,89 @@
+"""What is known about a checkpoint beside its tensors: told by the caller, recorded in the file, or configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitconv.io.source import Checkpoint
+from vitconv.layout.match import Match
+from vitconv.layout.semantics import Semantics, semantics_from_json
+
+if TYPE_CHECKING:
+    from vitconv.configs.found import Found
+
+FACTS = "vitconv.facts"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller knows or wants about a checkpoint.
+
+    Attributes:
+        from_: dialect name, when the caller insists.
+        branch: name of the branch, when there are several.
+        facts: facts told by the caller, which win over every other source.
+        choices: options of the source dialect, {choice: option}.
+        axes: axis sizes, {axis: size}.
+        config: a configuration file to read facts from; None looks beside the checkpoint.
+        ignore_index: read the shards that are there and not the index.
+        drop: patterns of source keys that are no part of the network and may be left out.
+    """
+
+    from_: str | None = None
+    branch: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
+    config: Path | None = None
+    ignore_index: bool = False
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """Facts, where each comes from, notes, and what a configuration beside the checkpoint says."""
+
+    facts: Semantics
+    sources: Mapping[str, str]
+    notes: tuple[str, ...]
+    beside: Found | None
+
+
+def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Known:
+    """Gather facts: those told by the caller win, then the file's metadata, then a configuration beside it.
+
+    `without` leaves the configuration out and is the note that says why.
+    """
+    layers: list[tuple[str, Semantics]] = [("--set", Semantics(**wishes.facts))]
+    notes: list[str] = [without] if without else []
+    if FACTS in checkpoint.metadata:
+        layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
+    beside: Found | None = None
+    if not without:
+        from vitconv.configs.read import facts_beside, facts_from_file
+
+        beside = facts_from_file(wishes.config) if wishes.config else facts_beside(Path(checkpoint.path))
+        layers.append((beside.source, beside.facts))
+        notes += beside.notes
+    facts, sources = Semantics(), dict[str, str]()
+    for name, layer in layers:
+        for fact, (kept, other) in facts.differences(layer).items():
+            notes.append(f"{fact}: {kept} ({sources[fact]}) is used, not {other} ({name})")
+        sources |= {k: name for k in layer.known() if k not in sources}
+        facts = facts.filled(layer)
+    return Known(facts, sources, tuple(notes), beside)
+
+
+def released(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
+    """Fill in what follows from the release of the library that wrote the file."""
+    if facts.release is None or match.dialect.library != "xformers":
+        return facts, []
+    from vitconv.configs.xformers_release import facts_from_release
+
+    placement = facts.norm_placement or match.variant.implies.get("norm_placement")
+    derived = facts_from_release(facts.release, placement if isinstance(placement, str) else None, triton=None)
+    notes = [f"{k}: {v} in xformers {facts.release}" for k, v in derived.known().items() if getattr(facts, k) is None]
+    return facts.filled(derived), notes
