@@ -53,7 +53,7 @@ def _input(x: Tensor, bias: Tensor | None) -> Tensor:
 def _dropped(y: Tensor, p: float, seed: int) -> Tensor:
     if p == 0:
         return y
-    keep = keep_mask(*y.shape, p, seed, y.device)
+    keep = keep_mask(y.shape[0], y.shape[1], p, seed, y.device)
     return torch.where(keep, y / (1 - p), 0.0) if p < 1 else torch.zeros_like(y)
 
 
