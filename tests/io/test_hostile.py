@@ -247,7 +247,7 @@ class TestTheCheckHasTeeth:
             survives(valid("torch zip"))
 
     def test_memory(self, survives, monkeypatch) -> None:
-        monkeypatch.setattr("vitconv.io.safetensors.looks_like", lambda _: bytearray(40 << 20) and False)
+        monkeypatch.setattr("vitconv.io.sniff._refuse_known", lambda *_: bytearray(40 << 20) and None)
         with pytest.raises(AssertionError, match="bytes for a file of"):
             survives(pickle.dumps([]))
 

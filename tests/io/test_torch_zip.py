@@ -54,12 +54,19 @@ def test_state_dicts_keep_every_bit(tmp_path, state, assert_holds, zipped, conta
         assert not any((*container, "cut.0") in tie for tie in ckpt.ties)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_pickle_protocols(tmp_path, state, assert_holds, protocol, zipped) -> None:
     path = save(tmp_path, state, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     with open_checkpoint(path) as ckpt:
         assert_holds(ckpt, state)
+
+
+def test_versions_of_modules_are_no_settings(tmp_path, assert_holds) -> None:
+    net = torch.nn.BatchNorm1d(2)
+    with open_checkpoint(save(tmp_path, {"model": net.state_dict(), "n": 1})) as ckpt:
+        assert_holds(ckpt, net.state_dict(), ("model",))
+        assert ckpt.scalars == {("n",): 1}
 
 
 def test_harmless_strangers_are_listed_and_tensors_come_out(tmp_path, assert_holds) -> None:

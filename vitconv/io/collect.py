@@ -132,6 +132,9 @@ class _Walk:
             self.visit(content, path, depth + 1)
             return
         pairs = [*_pairs_in_args(record), *state.pairs, *record.pairs]
+        if record.kind == "collections.OrderedDict":
+            # torch keeps the versions of modules as an attribute of the state dict.
+            pairs = [pair for pair in pairs if pair[0] != "_metadata"]
         self.pairs(pairs, path, depth)
         values = record.items if record.items or pairs else record.args
         for index, value in enumerate(values):

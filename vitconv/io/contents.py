@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vitconv.io.tensor import Stored
-from vitconv.io.zipdir import Member
+
+if TYPE_CHECKING:
+    from vitconv.io.zipdir import Member
 
 
 @dataclass(frozen=True)

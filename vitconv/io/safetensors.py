@@ -21,11 +21,6 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SHORTEST_ENTRY = 45
 
 
-def looks_like(head: bytes) -> bool:
-    """Say whether the first bytes of a file are those of a safetensors file: a length, then an opening brace."""
-    return len(head) > 8 and head[8:9] == b"{"
-
-
 def read(file: File) -> Contents:
     """Read names, dtypes, shapes and byte ranges.
 

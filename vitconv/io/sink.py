@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -77,12 +78,9 @@ def write_file(
             if progress:
                 progress(total, total)
             return
-        os.lseek(fd, 0, os.SEEK_SET)
-        os.ftruncate(fd, 0)
         check_space(target.parent, total)
-        writer = Writer(fd, total, progress)
-        writer.write(memoryview(header))
-        write_chunks(writer, [source] if source is not None else _guarded(counted(todo), target))
+        chunks = [source] if source is not None else _guarded(counted(todo), target)
+        write_chunks(Writer(fd, total, progress), chain([header], chunks))
 
 
 def _guarded(chunks: Iterable[Chunk], target: Path) -> Iterable[Chunk]:
@@ -217,6 +215,6 @@ def _write_shards(
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         with replacing(folder / INDEX, durable=durable) as fd:
             text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            Writer(fd, 0, None).write(memoryview(text.encode()))
+            write_chunks(Writer(fd, 0, None), [text.encode()])
         names.append(INDEX)
     return names

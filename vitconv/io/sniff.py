@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vitconv.errors import BadFile
-from vitconv.io import safetensors, zipdir
 from vitconv.io.file import File
 
 _HEAD = 512
+_TORCH_MARK = b"L119547037146038801333356L\n."
 _WRONG: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "packed by gzip; unpack it first (gunzip)"),
     (b"BZh", "packed by bzip2; unpack it first (bunzip2)"),
@@ -35,12 +35,15 @@ def kind_of(file: File) -> str:
         raise BadFile(f"{file.path}: the file is empty (0 bytes); download or copy it again")
     head = file.read(0, min(file.size, _HEAD))
     _refuse_known(file, head)
-    if zipdir.looks_like(head):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "zip"
-    if safetensors.looks_like(head):
+    # A length, then the brace that begins the header.
+    if len(head) > 8 and head[8:9] == b"{":
         return "safetensors"
-    # A pickle begins with its protocol, or, in protocol 0 and 1, with an opcode for a container, a number or a global.
+    # A pickle begins with its protocol, but for protocol 0 and 1, where torch's own mark is the first number.
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "pickle"
+    if head.startswith(_TORCH_MARK):
         return "pickle"
     # The first field of an ONNX model is its IR version, a small number.
     if len(head) > 8 and head[0] == 0x08 and 0 < head[1] < 0x20:

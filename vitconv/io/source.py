@@ -12,7 +12,6 @@ from vitconv.io import incomplete, sniff
 from vitconv.io.contents import Contents, some
 from vitconv.io.file import File
 from vitconv.io.folder import Place, find
-from vitconv.io.inflate import inflate
 from vitconv.io.segment import Segment, read_at
 from vitconv.io.shards import check_index, common_format, find_twins, renumber
 from vitconv.io.tensor import Stored, span
@@ -101,6 +100,8 @@ class Checkpoint:
         file = self._files[blob.file]
         try:
             if blob.member is not None:
+                from vitconv.io.inflate import inflate
+
                 member = self._members[blob.file][blob.member]
                 return inflate(file.fd, member, blob.offset + start, blob.offset + stop)
             return read_at(file.fd, blob.offset + start, stop - start)

@@ -43,11 +43,6 @@ class _Entry:
     method: int
 
 
-def looks_like(head: bytes) -> bool:
-    """Say whether the first bytes are those of a zip file."""
-    return head.startswith((_LOCAL, _END))
-
-
 def read_directory(file: File) -> dict[str, Member]:
     """List the members by name, in the order of the directory; folders are left out.
 
