@@ -33,10 +33,10 @@ def compiled(families, architectures, pattern, tmp_path):
 @pytest.mark.parametrize(
     ("families", "pattern", "count"),
     [
-        ("norm", "norm-(fp16-fp16|fp32-bf16)-(96|768|8192)-", 12),
-        ("epilogue", "epilogue-(fp16|fp32)-erf", 4),
-        ("focused", "focused-fp16-(24x4|64x2)", 12),
-        ("focused", "focused-(bf16-32x3|fp32-24x4)-(state|reduce|key)", 6),
+        ("norm", "norm-(fp16-fp16-96|fp32-bf16-768|bf16-bf16-8192)-", 6),
+        ("epilogue", "epilogue-fp16-erf", 2),
+        ("focused", "focused-fp16-(24x4-(statistics|state|output|query|reduce|key)|64x2-(reduce|key))", 8),
+        ("focused", "focused-(bf16-32x3|fp32-24x4)-(reduce|key)", 4),
     ],
     ids=["norm", "epilogue", "focused fp16", "focused bf16 and fp32"],
 )

@@ -61,7 +61,8 @@ def tile(head_width: int, dtype: torch.dtype, tokens: int) -> Tile:
     """Choose a tile. The interpreter multiplies bfloat16 wrongly, so there dots take float32 operands."""
     interpreted = triton.knobs.runtime.interpret
     width = max(16, triton.next_power_of_2(head_width))
-    rows = 32 if width >= 64 or dtype == torch.float32 else 64
+    # Masked lanes cost registers: with 64 tokens, head width 24 spills on compute capability 8.0.
+    rows = 32 if width >= 64 or width != head_width or dtype == torch.float32 else 64
     rows = max(16, min(rows, triton.next_power_of_2(tokens)))
     dot = tl.float32 if interpreted and dtype == torch.bfloat16 else _DOTS[dtype]
     return Tile(rows, width, dot, "tf32x3" if dtype == torch.float32 else "ieee", 4)
@@ -97,9 +98,9 @@ def _statistics(x: Tensor, position: Tensor | None, soft: Tensor, focus: Focus) 
     width = triton.next_power_of_2(d)
     rows = max(1, min(64, 4096 // width, triton.next_power_of_2(t)))
     power = tile(1, x.dtype, t).constants(focus, 1)["P"]
-    forward_kernels.statistics_kernel[(triton.cdiv(t, rows), b)](
+    forward_kernels.statistics_kernel[(b * triton.cdiv(t, rows),)](
         x, x if position is None else position, soft, mu, rh, th,
-        x.stride(0), x.stride(1), d if position is None else position.stride(1), t,
+        x.stride(0), x.stride(1), d if position is None else position.stride(1), t, triton.cdiv(t, rows),
         P=power, HAS_POS=position is not None, D=d, BT=rows, BD=width, num_warps=4,
     )  # fmt: skip
     return mu, rh, th
@@ -125,9 +126,10 @@ def forward(
     shape = tile(e, q.dtype, n)
     parts, chunk = split(n, shape.tokens, b * h)
     s, u = _empty(q, b, h, parts, e, e), _empty(q, b, h, parts, e)
-    forward_kernels.state_kernel[(parts, h, b)](
+    forward_kernels.state_kernel[(b * parts * h,)](
         k, v, k if position is None else position, soft, *of_k, s, u,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), d if position is None else position.stride(1), n, chunk,
+        h, parts,
         HAS_POS=position is not None, **shape.constants(focus, e),
     )  # fmt: skip
     total = u.sum(dim=2)
@@ -136,10 +138,11 @@ def forward(
     s, u = s.sum(dim=2) * inv.unsqueeze(-1), total / n
 
     shape = tile(e, q.dtype, t)
+    blocks = triton.cdiv(t, shape.tokens)
     out = torch.empty((b, t, d), dtype=v.dtype, device=q.device)
     more = q if add is None else add
-    forward_kernels.output_kernel[(triton.cdiv(t, shape.tokens), h, b)](
-        q, soft, *of_q, s, u, more, out, q.stride(0), q.stride(1), *more.stride(), t,
+    forward_kernels.output_kernel[(b * blocks * h,)](
+        q, soft, *of_q, s, u, more, out, q.stride(0), q.stride(1), *more.stride(), t, h, blocks,
         mean_eps(focus.eps, focus.eps_mode, n), HAS_ADD=add is not None, D=d, **shape.constants(focus, e),
     )  # fmt: skip
     return out, State(soft, *of_q, *of_k, s, u, inv)
@@ -168,23 +171,25 @@ def backward(
     of_q = (q, grad, soft, mu_q, rh_q, th_q, s, u)
     strides = (q.stride(0), q.stride(1), grad.stride(0), grad.stride(1), t)
     constants = shape.constants(focus, e)
-    backward_kernels.reduce_kernel[(parts, h, b)](*of_q, sums, sums_c, part, *strides, chunk, eps, **constants)
+    backward_kernels.reduce_kernel[(b * parts * h,)](
+        *of_q, sums, sums_c, part, *strides, chunk, h, parts, eps, **constants
+    )
 
     blocks = triton.cdiv(t, shape.tokens)
     dq, soft_q = torch.empty_like(q, memory_format=torch.contiguous_format), _empty(q, b, blocks, d)
-    backward_kernels.query_kernel[(blocks, h, b)](
-        *of_q, part, dq, soft_q, *strides, eps, H=h, BH=triton.next_power_of_2(h), D=d, **constants
+    backward_kernels.query_kernel[(b * blocks * h,)](
+        *of_q, part, dq, soft_q, *strides, blocks, eps, H=h, BH=triton.next_power_of_2(h), D=d, **constants
     )
 
     shape = key_tile(e, q.dtype, n)
     blocks = triton.cdiv(n, shape.tokens)
     dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
     soft_k = _empty(q, b, blocks, d)
-    backward_kernels.key_kernel[(blocks, b)](
+    backward_kernels.key_kernel[(b * blocks,)](
         k, v, k if position is None else position, soft, mu_k, rh_k, th_k, sums.sum(dim=2), sums_c.sum(dim=2), inv,
         dk, dv, soft_k,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), d if position is None else position.stride(1), n,
-        HAS_POS=position is not None, H=h, D=d, **shape.constants(focus, e),
+        blocks, HAS_POS=position is not None, H=h, D=d, **shape.constants(focus, e),
     )  # fmt: skip
     d_soft = -(soft_q.sum(dim=(0, 1)) + soft_k.sum(dim=(0, 1))) / soft
     placed = None if position is None else dk.sum(dim=0, keepdim=True, dtype=torch.float32)

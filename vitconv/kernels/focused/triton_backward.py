@@ -9,7 +9,7 @@ program visits all heads twice.
 import triton
 import triton.language as tl
 
-from vitconv.kernels.focused.triton_forward import TINY, load_keys, load_weights
+from vitconv.kernels.focused.triton_forward import TINY, load_keys, load_weights, place
 
 FLOOR = tl.constexpr(1e-6)
 
@@ -48,18 +48,17 @@ def query_terms(
 @triton.jit
 def reduce_kernel(
     q_ptr, grad_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, s_ptr, u_ptr, t_ptr, tc_ptr, part_ptr,
-    q_batch, q_row, grad_batch, grad_row, tokens, chunk, eps,
+    q_batch, q_row, grad_batch, grad_row, tokens, chunk, heads, blocks, eps,
     P: tl.constexpr, E: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write partial t [b h split E E] = sum V^T g, tc [b h split E] = -sum V c, and part [b t h] = c E / D.
 
-    Grid: split, head, batch.
+    Grid: batch x split x head.
     """
-    split, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    split, head, batch = place(heads, blocks)
     c = tl.arange(0, BE)
     cols, lanes = head * E + c, c < E
-    heads = tl.num_programs(1)
     soft = tl.load(soft_ptr + cols, mask=lanes, other=1.0)
     state = batch * heads + head
     u = tl.load(u_ptr + state * E + c, mask=lanes, other=0.0)
@@ -83,7 +82,7 @@ def reduce_kernel(
         acc += tl.dot(tl.trans(narrow), g, input_precision=PRECISION) * top[:, None]
         total -= tl.sum(weight * cc[:, None], axis=0)
         tl.store(part_ptr + (stats + rows) * heads + head, part, mask=live)
-    base = state * tl.num_programs(0) + split
+    base = state * blocks + split
     both = lanes[:, None] & lanes[None, :]
     tl.store(t_ptr + base * E * E + c[:, None] * E + c[None, :], acc, mask=both)
     tl.store(tc_ptr + base * E + c, total, mask=lanes)
@@ -92,12 +91,12 @@ def reduce_kernel(
 @triton.jit
 def query_kernel(
     q_ptr, grad_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, s_ptr, u_ptr, part_ptr, dq_ptr, soft_part_ptr,
-    q_batch, q_row, grad_batch, grad_row, tokens, eps,
+    q_batch, q_row, grad_batch, grad_row, tokens, blocks, eps,
     P: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BT: tl.constexpr,
     BE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dq [b t D] and partial sums of y dy, soft_part [b block D]. Grid: block of tokens, head, batch."""
-    block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Write dq [b t D] and partial sums of y dy, soft_part [b block D]. Grid: batch x block x head."""
+    block, head, batch = place(H, blocks)
     rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     c, hs = tl.arange(0, BE), tl.arange(0, BH)
     cols, lanes, live = head * E + c, c < E, rows < tokens
@@ -120,7 +119,7 @@ def query_kernel(
     dq = tl.where(x > 0, ydy / (tl.maximum(x, 0.0) + FLOOR), 0.0)
     where = dq_ptr + (stats + rows)[:, None] * D + cols[None, :]
     tl.store(where, dq.to(dq_ptr.dtype.element_ty), mask=ok)
-    base = (batch * tl.num_programs(0) + block) * D
+    base = (batch * blocks + block) * D
     tl.store(soft_part_ptr + base + cols, tl.sum(ydy, axis=0), mask=lanes)
 
 
@@ -151,15 +150,15 @@ def key_terms(
 @triton.jit
 def key_kernel(
     k_ptr, v_ptr, pos_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, t_ptr, tc_ptr, inv_ptr, dk_ptr, dv_ptr, soft_part_ptr,
-    k_batch, k_row, v_batch, v_row, pos_stride, tokens,
+    k_batch, k_row, v_batch, v_row, pos_stride, tokens, blocks,
     P: tl.constexpr, HAS_POS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BT: tl.constexpr,
     BE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dk, dv [b t D] and partial sums of y dy, soft_part [b block D]. Grid: block of tokens, batch.
+    """Write dk, dv [b t D] and partial sums of y dy, soft_part [b block D]. Grid: batch x block.
 
     inv [b h E] = 1 / sum phi(k). The first visit to the heads writes dv and sums A, the second writes dk.
     """
-    block, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block, _, batch = place(1, blocks)
     rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     live = rows < tokens
     stats = batch * tokens
@@ -186,5 +185,5 @@ def key_kernel(
         dk = tl.where(x > 0, ydy / (tl.maximum(x, 0.0) + FLOOR), 0.0)
         where = (stats + rows)[:, None] * D + cols[None, :]
         tl.store(dk_ptr + where, dk.to(dk_ptr.dtype.element_ty), mask=ok)
-        base = (batch * tl.num_programs(0) + block) * D
+        base = (batch * blocks + block) * D
         tl.store(soft_part_ptr + base + cols, tl.sum(ydy, axis=0), mask=cols < head * E + E)

@@ -36,6 +36,14 @@ def raise_power(y, P: tl.constexpr):
 
 
 @triton.jit
+def place(heads, blocks):
+    """Return block, head and batch of a program: one grid axis for all, heads fastest; the others end at 65535."""
+    program = tl.program_id(0)
+    inner = program // heads
+    return inner % blocks, program % heads, (inner // blocks).to(tl.int64)
+
+
+@triton.jit
 def load_features(x_ptr, pos_ptr, soft, rows, cols, row_stride, pos_stride, ok, HAS_POS: tl.constexpr):
     """Load x (+ position) as float32 [BT, BE] and compute relu(x) + 1e-6 over soft; zero where not ok."""
     x = tl.load(x_ptr + rows[:, None] * row_stride + cols[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -47,12 +55,12 @@ def load_features(x_ptr, pos_ptr, soft, rows, cols, row_stride, pos_stride, ok, 
 
 @triton.jit
 def statistics_kernel(
-    x_ptr, pos_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, batch_stride, row_stride, pos_stride, tokens,
+    x_ptr, pos_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, batch_stride, row_stride, pos_stride, tokens, blocks,
     P: tl.constexpr, HAS_POS: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write mu = max y, rh = |y / mu| and th = |(y / mu)^p| over all D channels of each token, [b t] float32."""
-    batch = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    block, _, batch = place(1, blocks)
+    rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     cols = tl.arange(0, BD)
     live = rows < tokens
     ok = live[:, None] & (cols < D)[None, :]
@@ -85,15 +93,15 @@ def load_keys(
 @triton.jit
 def state_kernel(
     k_ptr, v_ptr, pos_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, s_ptr, u_ptr,
-    k_batch, k_row, v_batch, v_row, pos_stride, tokens, chunk,
+    k_batch, k_row, v_batch, v_row, pos_stride, tokens, chunk, heads, blocks,
     P: tl.constexpr, HAS_POS: tl.constexpr, E: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write partial sums over a chunk of tokens: s [b h split E E] = sum phi(k)^T v and u [b h split E] = sum phi(k).
 
-    Grid: split, head, batch. Operands are phi divided by each channel's maximum over the block.
+    Grid: batch x split x head. Operands are phi divided by each channel's maximum over the block.
     """
-    split, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    split, head, batch = place(heads, blocks)
     c = tl.arange(0, BE)
     cols, lanes = head * E + c, c < E
     soft = tl.load(soft_ptr + cols, mask=lanes, other=1.0)
@@ -115,7 +123,7 @@ def state_kernel(
         v = v.to(tl.float32).to(DOT)
         acc += tl.dot(tl.trans(narrow), v, input_precision=PRECISION) * top[:, None]
         total += tl.sum(narrow.to(tl.float32), axis=0) * top
-    base = (batch * tl.num_programs(1) + head) * tl.num_programs(0) + split
+    base = (batch * heads + head) * blocks + split
     both = lanes[:, None] & lanes[None, :]
     tl.store(s_ptr + base * E * E + c[:, None] * E + c[None, :], acc, mask=both)
     tl.store(u_ptr + base * E + c, total, mask=lanes)
@@ -146,18 +154,18 @@ def load_weights(
 @triton.jit
 def output_kernel(
     q_ptr, soft_ptr, mu_ptr, rh_ptr, th_ptr, s_ptr, u_ptr, add_ptr, out_ptr,
-    q_batch, q_row, add_batch, add_row, add_col, tokens, eps,
+    q_batch, q_row, add_batch, add_row, add_col, tokens, heads, blocks, eps,
     P: tl.constexpr, HAS_ADD: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write out [b t D] = W S / D (+ add). Grid: block of tokens, head, batch. s [b h E E], u [b h E] are means."""
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    """Write out [b t D] = W S / D (+ add). Grid: batch x block x head. s [b h E E], u [b h E] are means."""
+    block, head, batch = place(heads, blocks)
+    rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     c = tl.arange(0, BE)
     cols, lanes, live = head * E + c, c < E, rows < tokens
     ok = live[:, None] & lanes[None, :]
     soft = tl.load(soft_ptr + cols, mask=lanes, other=1.0)
-    state = batch * tl.num_programs(1) + head
+    state = batch * heads + head
     u = tl.load(u_ptr + state * E + c, mask=lanes, other=0.0)
     s = tl.load(s_ptr + state * E * E + c[:, None] * E + c[None, :], mask=lanes[:, None] & lanes[None, :], other=0.0)
     peak = tl.maximum(tl.max(tl.max(tl.abs(s), axis=1), axis=0), TINY)
