@@ -91,6 +91,11 @@ def _refusal(dialect: Dialect, m: Match, header: Header) -> Refused | None:
 
 
 def _unrecognised(header: Header, m: Match) -> NotRecognised:
+    if not m.bound:
+        return NotRecognised(
+            f"no dialect explains these {len(header.shapes)} tensors, and none has any of their names:\n"
+            f"  {_list(header.shapes)}"
+        )
     lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
