@@ -168,7 +168,9 @@ DIALECT = Dialect(
         Forbid(r"\.(attns|ffns)\.\d", "parallel branches (ParallelThingsBlock) have no place in other layouts"),
         Forbid(r"\.attn\.gate\.", "gated attention has no place in other layouts"),
         Forbid(r"\.lambda_[qk]", "differential attention has no place in other layouts"),
-        Forbid(r"attn\.(q_bias|v_bias)$|\.gamma_[12]$", "this is timm's BEiT/EVA layout, not VisionTransformer"),
+        Forbid(
+            r"attn\.(q_bias|v_bias)$|\.gamma_[12]$", "this is the layout of BEiT, EVA or CaiT, not of VisionTransformer"
+        ),
         Forbid(r"rel_pos|relative_position", "relative positions have no place in other plain layouts"),
         Forbid(
             r"^patch_embed\.(norm|backbone)\.", "a patch embedding with a norm or a stem of its own (AIMv2, hybrids)"
