@@ -1,0 +1,202 @@
+"""Gaps between two traces: how far apart every tap, its gradient and the gradient of every parameter are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitconv.errors import Refused
+from vitconv.parity.tolerance import SCALE_FLOOR
+from vitconv.parity.trace import Trace
+
+KINDS = ("tap", "output", "tap-grad", "grad")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far b is from a in one value.
+
+    Attributes:
+        name: canonical name of the tap or the parameter, "input", or "output".
+        kind: "tap", "tap-grad", "grad" or "output".
+        rel_rms: ||a - b|| / max(||a||, floor): what decides. The floor is a part of the largest of the kind.
+        max_abs: the largest difference of one element.
+        max_rel: the largest of one element relative to itself; says little near zero.
+        cosine: of the angle between both, 1 when both are zero.
+        scale: root mean square of a.
+        min_tolerance: the smallest t with |a - b| <= t (1 + |a|) for every element.
+        finite_a, finite_b: no NaN or Inf.
+        constant_a, constant_b: all elements are one number.
+        bias: mean of b - a over the scale.
+        error: ||a - b||, and size: ||a||, as they are, to be pooled.
+        numel: number of elements.
+    """
+
+    name: str
+    kind: str
+    rel_rms: float
+    max_abs: float
+    max_rel: float
+    cosine: float
+    scale: float
+    min_tolerance: float
+    finite_a: bool
+    finite_b: bool
+    constant_a: bool
+    constant_b: bool
+    bias: float
+    error: float
+    size: float
+    floor: float
+    numel: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kind and name."""
+        return self.kind, self.name
+
+    @property
+    def finite(self) -> bool:
+        """True when both sides are free of NaN and Inf."""
+        return self.finite_a and self.finite_b
+
+
+def gaps(a: Trace, b: Trace) -> list[Gap]:
+    """Compare two traces of the same images: taps in running order, output, gradients of taps, of parameters.
+
+    Raises:
+        Refused: they have nothing in common, or the same value has two shapes.
+    """
+    found = [g for kind in KINDS for g in _kind(kind, _values(a, kind), _values(b, kind))]
+    if not found:
+        raise Refused(f"the traces of {a.side} and {b.side} have nothing in common: nothing was compared")
+    return found
+
+
+def error_against(reference64: Trace, t: Trace) -> list[Gap]:
+    """Return the error of a trace against the float64 trace of the same images."""
+    return gaps(reference64, t)
+
+
+def missing(a: Trace, b: Trace) -> dict[str, tuple[str, ...]]:
+    """Return {what: names} that only one of the traces has."""
+    out: dict[str, tuple[str, ...]] = {}
+    for kind in KINDS:
+        left, right = _values(a, kind), _values(b, kind)
+        for label, here, there in ((a.side, left, right), (b.side, right, left)):
+            only = tuple(n for n in here if n not in there)
+            if only:
+                out[f"{kind} only of {label}"] = only
+    return out
+
+
+def pooled(many: Iterable[Iterable[Gap]]) -> list[Gap]:
+    """Join the gaps of several inputs: errors and sizes add as squares, extremes and NaN are kept."""
+    groups: dict[tuple[str, str], list[Gap]] = {}
+    for one in many:
+        for gap in one:
+            groups.setdefault(gap.key, []).append(gap)
+    return [_pool(group) for group in groups.values()]
+
+
+def whole(found: Iterable[Gap], kind: str = "grad") -> tuple[float, float]:
+    """Return (||a - b||, ||a||) over all values of a kind together, the input's gradient left out."""
+    chosen = [g for g in found if g.kind == kind and g.name != "input"]
+    return math.hypot(*(g.error for g in chosen)), math.hypot(*(g.size for g in chosen))
+
+
+def _values(t: Trace, kind: str) -> Mapping[str, Tensor]:
+    by_kind: dict[str, Mapping[str, Tensor]] = {
+        "tap": t.taps, "output": {"output": t.output}, "tap-grad": t.tap_grads, "grad": t.grads
+    }  # fmt: skip
+    return by_kind[kind]
+
+
+def _kind(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[Gap]:
+    names = [n for n in a if n in b]
+    # The largest of the kind sets the floor; a value that is not finite sets none. The input is not a parameter.
+    sizes = {n: _rms(a[n]) for n in names if n != "input"}
+    largest = max((s for s in sizes.values() if math.isfinite(s)), default=0.0)
+    for name in names:
+        if a[name].shape != b[name].shape:
+            raise Refused(
+                f"{kind} {name} has shape {list(a[name].shape)} on one side and {list(b[name].shape)} on the other"
+            )
+        floor = 0.0 if name == "input" else SCALE_FLOOR * largest
+        yield _gap(name, kind, a[name], b[name], floor)
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap:
+    a, b = left.detach().double().cpu().flatten(), right.detach().double().cpu().flatten()
+    n = a.numel()
+    finite_a, finite_b = bool(a.isfinite().all()), bool(b.isfinite().all())
+    constant_a, constant_b = _constant(a), _constant(b)
+    if not (finite_a and finite_b):
+        worst = math.nan
+        return Gap(
+            name, kind, math.inf, worst, worst, worst, _rms(a), math.inf,
+            finite_a, finite_b, constant_a, constant_b, worst, math.inf, float(a.norm()), floor * n**0.5, n,
+        )  # fmt: skip
+    d = (a - b).abs()
+    size, error = float(a.norm()), float(d.norm())
+    against = max(size, floor * n**0.5)
+    other = float(b.norm())
+    return Gap(
+        name=name,
+        kind=kind,
+        rel_rms=error / against if against else (0.0 if error == 0 else math.inf),
+        max_abs=float(d.max()) if n else 0.0,
+        max_rel=float((d / a.abs().clamp_min(torch.finfo(torch.float64).tiny)).max()) if n else 0.0,
+        cosine=1.0 if size == other == 0 else float(a @ b) / (size * other) if size and other else 0.0,
+        scale=size / n**0.5 if n else 0.0,
+        min_tolerance=float((d / (1 + a.abs())).max()) if n else 0.0,
+        finite_a=True,
+        finite_b=True,
+        constant_a=constant_a,
+        constant_b=constant_b,
+        bias=float((b - a).mean()) / (against / n**0.5) if against and n else 0.0,
+        error=error,
+        size=size,
+        floor=floor * n**0.5,
+        numel=n,
+    )
+
+
+def _constant(x: Tensor) -> bool:
+    return x.numel() > 1 and bool((x == x[0]).all())
+
+
+def _pool(group: list[Gap]) -> Gap:
+    first = group[0]
+    error, size = math.hypot(*(g.error for g in group)), math.hypot(*(g.size for g in group))
+    floor, n = math.hypot(*(g.floor for g in group)), sum(g.numel for g in group)
+    against = max(size, floor)
+    finite = all(g.finite for g in group)
+    weights = [g.numel / n if n else 0.0 for g in group]
+    return Gap(
+        name=first.name,
+        kind=first.kind,
+        rel_rms=(error / against if against else (0.0 if error == 0 else math.inf)) if finite else math.inf,
+        max_abs=max(g.max_abs for g in group) if finite else math.nan,
+        max_rel=max(g.max_rel for g in group) if finite else math.nan,
+        cosine=min(g.cosine for g in group) if finite else math.nan,
+        scale=size / n**0.5 if n else 0.0,
+        min_tolerance=max(g.min_tolerance for g in group),
+        finite_a=all(g.finite_a for g in group),
+        finite_b=all(g.finite_b for g in group),
+        constant_a=any(g.constant_a for g in group),
+        constant_b=any(g.constant_b for g in group),
+        bias=sum(w * g.bias for w, g in zip(weights, group, strict=True)),
+        error=error,
+        size=size,
+        floor=floor,
+        numel=n,
+    )
