@@ -37,8 +37,7 @@ format: install
 	$(BIN)/ruff check --fix .
 
 docs: install
-	mkdir -p docs
-	$(BIN)/python -m vitconv.cli.docs > docs/cli.md
+	$(BIN)/python -m vitconv.cli.docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

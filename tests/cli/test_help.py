@@ -22,6 +22,12 @@ def test_the_page_is_not_stale() -> None:
     assert page == docs.page(), "docs/cli.md is stale; run 'make docs'"
 
 
+def test_the_table_of_layouts_is_not_stale() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == docs.readme(text), "the table in README.md is stale; run 'make docs'"
+    assert docs.readme(text.replace("| `timm` |", "| `timn` |")) != text.replace("| `timm` |", "| `timn` |")
+
+
 def test_the_page_changes_with_a_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     before = docs.page()
     command = cli.get_command(click.Context(cli), "list")

@@ -1,12 +1,16 @@
-"""Write the help of all verbs as one Markdown page: `python -m vitconv.cli.docs > docs/cli.md`."""
+"""Write what is made from the program itself: the help page `docs/cli.md` and the table of layouts in README.md."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from vitconv.cli.main import cli, verbs
+
+
+START, END = "<!-- dialects: made by `make docs` -->", "<!-- end -->"
 
 
 def page() -> str:
@@ -39,5 +43,35 @@ def _block(title: str, text: str) -> str:
     return f"## {title}\n\n```text\n{text}\n```"
 
 
+def dialect_table() -> str:
+    """Return the table of layouts, as it stands in README.md."""
+    from vitconv.registry import DIALECTS, load_all
+
+    lines = ["| name | what it is | opened by | defined in |", "|---|---|---|---|"]
+    for name, d in sorted(load_all(DIALECTS, plugins=False).items()):
+        lines.append(f"| `{name}` | {d.title} | {d.library} | {d.source} |")
+    return "\n".join(lines)
+
+
+def readme(text: str) -> str:
+    """Return README.md with its table of layouts made anew.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    head, start, rest = text.partition(START)
+    _, end, tail = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"README.md has no {START!r} ... {END!r}")
+    return f"{head}{START}\n{dialect_table()}\n{END}{tail}"
+
+
+def write(root: Path) -> None:
+    """Write all that is made, below the folder of the repository."""
+    (root / "docs" / "cli.md").write_text(page(), encoding="utf-8")
+    path = root / "README.md"
+    path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
