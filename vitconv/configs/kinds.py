@@ -1,47 +1,67 @@
-"""The kinds of configuration files that are read, and the dialects for which some are written."""
+"""The kinds of configuration files that are read, and the dialects for which some are written.
+
+A kind's module is imported when a file has to be read or written: most checkpoints have none beside them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitconv.configs import hf, hf_write, preprocessor, timm, timm_write, xformers, xformers_write
-from vitconv.configs.found import Found
-from vitconv.configs.request import Request, Written
+if TYPE_CHECKING:
+    from vitconv.configs.found import Found
+    from vitconv.configs.request import Request, Written
 
 
 @dataclass(frozen=True)
 class Reader:
     """One kind of configuration: how it is known by its content, and how it is read.
 
-    `read` takes the parsed value and the file's name for messages, and raises BadFile on a value of the wrong kind.
+    `module` is the module below `vitconv.configs` that holds the functions `accepts` and `read`, each with `suffix`
+    after its name: `accepts(value)` says whether the parsed value is of this kind; `read(value, name)` takes the
+    file's name for messages, and raises BadFile on a value of the wrong kind.
     """
 
     kind: str
     title: str
-    accepts: Callable[[Any], bool]
-    read: Callable[[Any, str], Found]
+    module: str
+    suffix: str = ""
+
+    def accepts(self, raw: Any) -> bool:
+        """Say whether the parsed value is of this kind."""
+        return bool(self._function("accepts")(raw))
+
+    def read(self, raw: Any, name: str) -> Found:
+        """Return what the parsed value of the file `name` says."""
+        found: Found = self._function("read")(raw, name)
+        return found
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(f"vitconv.configs.{self.module}"), name + self.suffix)
+        return function
 
 
 READERS: tuple[Reader, ...] = (
-    Reader("timm", "timm config.json", timm.accepts, timm.read),
-    Reader("hf", "transformers config.json", hf.accepts, hf.read),
-    Reader("preprocessor", "transformers preprocessor_config.json", preprocessor.accepts, preprocessor.read),
-    Reader("timm-args", "arguments of timm's training script", timm.accepts_args, timm.read_args),
-    Reader("xformers", "xformers factory configuration", xformers.accepts, xformers.read),
+    Reader("timm", "timm config.json", "timm"),
+    Reader("hf", "transformers config.json", "hf"),
+    Reader("preprocessor", "transformers preprocessor_config.json", "preprocessor"),
+    Reader("timm-args", "arguments of timm's training script", "timm", "_args"),
+    Reader("xformers", "xformers factory configuration", "xformers"),
 )
 
-_WRITERS: Mapping[str, Callable[[Request], Written]] = MappingProxyType(
+# Each module has a function `write`.
+_WRITERS: Mapping[str, str] = MappingProxyType(
     {
-        "timm": timm_write.write,
-        "hf-vit": hf_write.write,
-        "hf-vit-5": hf_write.write,
-        "hf-deit": hf_write.write,
-        "hf-deit-5": hf_write.write,
-        "xformers": xformers_write.write,
-        "xformers-fused": xformers_write.write,
+        "timm": "timm_write",
+        "hf-vit": "hf_write",
+        "hf-vit-5": "hf_write",
+        "hf-deit": "hf_write",
+        "hf-deit-5": "hf_write",
+        "xformers": "xformers_write",
+        "xformers-fused": "xformers_write",
     }
 )
 
@@ -53,4 +73,8 @@ def reader_of(raw: Any) -> Reader | None:
 
 def writer_for(dialect: str) -> Callable[[Request], Written] | None:
     """Return the function that writes the configuration of a dialect's library, or None where it reads none."""
-    return _WRITERS.get(dialect)
+    name = _WRITERS.get(dialect)
+    if name is None:
+        return None
+    write: Callable[[Request], Written] = import_module(f"vitconv.configs.{name}").write
+    return write
