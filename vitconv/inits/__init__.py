@@ -1,0 +1,28 @@
+"""Init schemes of Vision Transformers: one file each; drawing, the audit and coverage of an init function.
+
+`apply`, `draw`, `audit` and `coverage` are loaded when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitconv.inits.audit.audit import audit as audit
+    from vitconv.inits.base.coverage import coverage as coverage
+    from vitconv.inits.base.draw import draw as draw
+    from vitconv.inits.base.live import apply as apply
+
+_HOME = {
+    "apply": "vitconv.inits.base.live",
+    "audit_tensors": "vitconv.inits.audit.audit",
+    "coverage": "vitconv.inits.base.coverage",
+    "draw": "vitconv.inits.base.draw",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'vitconv.inits' has no attribute {name!r}")

@@ -1,0 +1,176 @@
+"""Fill a live network: its own tensors are recognised through the dialects and drawn by role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.errors import NotRecognised, Refused
+from vitconv.inits.base.architecture import Architecture
+from vitconv.inits.base.draw import sample, seed_of
+from vitconv.inits.base.scheme import Scheme
+from vitconv.layout.detect import detect
+from vitconv.layout.network import Cell, Network, decode
+from vitconv.layout.semantics import Semantics
+from vitconv.registry import DIALECTS, HOSTS, INITS, load, load_all
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live network seen through a dialect.
+
+    Attributes:
+        tensors: {key of the state dict: the network's own tensor}.
+        network: its canonical tensors as views of them.
+        prefix: what stands ahead of every key that belongs to the network.
+        rest: keys that are no part of it.
+        dialect: the dialect that explains it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    network: Network
+    prefix: str
+    rest: tuple[str, ...]
+    dialect: str
+
+    @property
+    def arch(self) -> Architecture:
+        """Return what a scheme is asked to fill."""
+        return Architecture(self.network.shapes, self.network.facts)
+
+    def key(self, name: str) -> str:
+        """Return the key of the tensor that holds a canonical tensor."""
+        return self.prefix + self.network.cells[name].view.tensor
+
+    def view(self, name: str) -> Tensor:
+        """Return the elements of a canonical tensor, as a view of the network's own memory where strides allow."""
+        cell: Cell = self.network.cells[name]
+        whole = self.tensors[self.key(name)].detach()
+        factors = [f for axis in cell.view.dims for f in axis]
+        return whole.view(-1).as_strided(
+            [n for n, _ in factors], [s for _, s in factors], whole.storage_offset() + cell.view.offset
+        )
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Write a canonical tensor into the network's own, rounded to its dtype."""
+        view = self.view(name)
+        with torch.no_grad():
+            view.copy_(value.reshape(view.shape))
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of a canonical tensor in its canonical shape."""
+        return self.view(name).clone().reshape(self.network.cells[name].shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What one tensor got: its canonical name and key, the distribution in words, the declared and the measured std."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    distribution: str
+    declared_std: float
+    measured_std: float
+    note: str = ""
+
+
+def apply(
+    model: nn.Module,
+    scheme: Scheme | str,
+    *,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    dialect: str | None = None,
+    partly: bool = False,
+) -> tuple[Got, ...]:
+    """Fill a live network in place, and return what every tensor got.
+
+    The same seed gives the same network in every layout. Values are drawn in float32 and rounded to each tensor's own
+    dtype.
+
+    Args:
+        model: any network whose state dict a dialect explains, alone or under one attribute of a wrapper.
+        scheme: a scheme or its name.
+        seed: the seed of the network.
+        facts: facts that win over those read off the live modules, such as {"norm_placement": "deepnorm"}.
+        dialect: the dialect, when several explain it.
+        partly: leave tensors alone that no dialect explains, in place of refusing; they are in the table.
+
+    Raises:
+        NotRecognised / Ambiguous: no dialect explains the state dict, or several do.
+        Refused: the scheme does not go with the network, or tensors are left over without `partly`.
+    """
+    chosen: Scheme = load(INITS, scheme) if isinstance(scheme, str) else scheme
+    live = recognised(model, facts, dialect)
+    if live.rest and not partly:
+        raise Refused(
+            f"no role is known for {', '.join(live.rest)}; with partly=True they are left alone and listed as such"
+        )
+    notes = chosen.check(live.arch)
+    declared = chosen.declared(live.arch)
+    held: dict[object, str] = {}
+    rows = []
+    for name, cell in live.network.cells.items():
+        first = held.setdefault((cell.view.tensor, cell.view.offset, cell.view.dims), name)
+        if first == name:
+            live.write(name, sample(declared[name], cell.shape, seed_of(seed, name)))
+        rows.append(_got(live, name, declared[name].text, declared[name].std, "" if first == name else f"is {first}"))
+    rows += [
+        Got("", key, tuple(t.shape), str(t.dtype).removeprefix("torch."), "left as it was", float("nan"), _std(t), "")
+        for key in live.rest
+        for t in [live.tensors[key].detach()]
+    ]
+    return (*rows, *(Got("", "", (), "", "", float("nan"), float("nan"), note) for note in notes))
+
+
+def recognised(model: nn.Module, facts: Mapping[str, Any] | None = None, dialect: str | None = None) -> Live:
+    """See a live network through a dialect; its facts are read off its modules by the hosts.
+
+    Raises:
+        NotRecognised / Ambiguous: no dialect explains the state dict, or several do.
+        Refused: a tensor is not contiguous, so it cannot be written by role.
+    """
+    told = Semantics(**(facts or {}))
+    known, speaks = _read(model, told)
+    names = [dialect] if dialect else list(speaks)
+    dialects = [load(DIALECTS, name) for name in names] or list(load_all(DIALECTS).values())
+    state = dict(model.state_dict(keep_vars=True))
+    strided = [key for key, t in state.items() if not t.is_contiguous()]
+    if strided:
+        raise Refused(f"these tensors are not contiguous and cannot be written by role: {', '.join(strided)}")
+    first: NotRecognised | None = None
+    for prefix in ("", *dict.fromkeys(f"{key.partition('.')[0]}." for key in state if "." in key)):
+        inside = {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
+        try:
+            match = detect({k: tuple(t.shape) for k, t in inside.items()}, dialects, facts=known.known())
+        except NotRecognised as e:
+            first = first or e
+            continue
+        network = decode(match, {k: str(t.dtype).removeprefix("torch.") for k, t in inside.items()}, known)
+        rest = tuple(key for key in state if not key.startswith(prefix))
+        return Live(state, network, prefix, rest, match.dialect.name)
+    assert first is not None
+    raise first
+
+
+def _read(model: nn.Module, told: Semantics) -> tuple[Semantics, tuple[str, ...]]:
+    """Return the facts of a live network, those told first, and the dialects it can be in."""
+    blank = SimpleNamespace(model="", options={}, facts=told, shapes=None)
+    built = load(HOSTS, "python").describe(model, blank)
+    return told.filled(built.facts), built.dialects if built.host != "python" else ()
+
+
+def _got(live: Live, name: str, text: str, std: float, note: str) -> Got:
+    cell = live.network.cells[name]
+    return Got(name, live.key(name), cell.shape, cell.dtype, text, std, _std(live.view(name)), note)
+
+
+def _std(tensor: Tensor) -> float:
+    return float(tensor.double().std(correction=0)) if tensor.is_floating_point() and tensor.numel() else float("nan")

@@ -1,0 +1,73 @@
+"""Fixed sine and cosine position tables, in the two forms in use; they are not interchangeable."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from vitconv.errors import Refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KINDS = ("mae", "big_vision")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table [n d] of a grid of (rows, columns) patches.
+
+    mae: frequencies 10000^(-k/(d/4)), the columns' half first (facebookresearch/mae, util/pos_embed.py).
+    big_vision: frequencies 10000^(-k/(d/4-1)), the end point included (google-research/big_vision, models/vit.py).
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    width: int
+
+    @property
+    def text(self) -> str:
+        """Return what it is in words."""
+        return f"2-D sin-cos as in {self.kind}, grid {self.rows}x{self.columns}"
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of all values."""
+        return _moments(self)[0]
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation; the root mean square is exactly sqrt(1/2), as sin² + cos² = 1."""
+        return _moments(self)[1]
+
+    def values(self) -> Tensor:
+        """Return the table: [n d], float32, worked out in float64.
+
+        Raises:
+            Refused: the width is no multiple of 4.
+        """
+        import torch
+
+        if self.width % 4 or self.width < 8:
+            raise Refused(f"a 2-D sin-cos table needs a width that is a multiple of 4 and at least 8, not {self.width}")
+        quarter = self.width // 4
+        last = quarter if self.kind == "mae" else quarter - 1
+        omega = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / last)
+        row, column = torch.meshgrid(
+            torch.arange(self.rows, dtype=torch.float64), torch.arange(self.columns, dtype=torch.float64), indexing="ij"
+        )
+        halves = []
+        for axis in (column, row):
+            angle = axis.reshape(-1, 1) * omega
+            halves += [angle.sin(), angle.cos()]
+        return torch.cat(halves, dim=1).float()
+
+
+@cache
+def _moments(table: Table) -> tuple[float, float]:
+    values = table.values().double()
+    mean = float(values.mean())
+    return mean, math.sqrt(float(values.square().mean()) - mean * mean)
