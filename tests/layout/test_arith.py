@@ -68,10 +68,12 @@ def test_rounding_equals_torch(source: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["F16", "BF16"])
 def test_double_precision_is_rounded_once(target: str) -> None:
-    # Just above a tie: float32 would round it onto the tie, and the second rounding would then go down to even.
-    step = {"F16": 2.0**-10, "BF16": 2.0**-7}[target]
-    x = np.array([1 + step / 2 + 2.0**-40, -(1 + step / 2 + 2.0**-40), 1 + step / 2, 1 + 3 * step / 2])
-    assert to_float(from_float(x, target), target, x.shape).tolist() == [1 + step, -1 - step, 1, 1 + 2 * step]
+    # Next to a tie: float32 would round onto the tie, and the second rounding would then go to even.
+    step, bit = {"F16": 2.0**-10, "BF16": 2.0**-7}[target], 2.0**-40
+    tie, odd = 1 + step / 2, 1 + 3 * step / 2
+    x = np.array([tie + bit, -tie - bit, tie - bit, odd - bit, odd + bit, tie, odd])
+    expected = [1 + step, -1 - step, 1, 1 + step, 1 + 2 * step, 1, 1 + 2 * step]
+    assert to_float(from_float(x, target), target, x.shape).tolist() == expected
 
 
 def test_double_precision_past_the_range_of_float32() -> None:
@@ -117,8 +119,8 @@ def test_counts_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_report_says_what_is_lost() -> None:
-    text = str(cast_report(np.array([1e6, 1e-9, 1e-7, 1.0], np.float32), "F32", "F16"))
-    assert "of 4 elements 1 overflow, 1 become zero, 1 become subnormal" in text
+    text = str(cast_report(np.array([1e6, 1e-9, 1e-7, 1.0, 0.0, -0.0], np.float32), "F32", "F16"))
+    assert "of 6 elements 1 overflow, 1 become zero, 1 become subnormal" in text
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])

@@ -84,10 +84,11 @@ def test_edits_apply_in_the_order_given(random_network: Callable[..., Any]) -> N
 
 def test_only_what_is_used_is_reachable(random_network: Callable[..., Any]) -> None:
     net = random_network(block=())
-    out = net.edited("change-classes:classes=4,how=zeros", "drop:head.bias", "cast:BF16,only=head.weight")
+    casts = ["cast:BF16,only=head.weight", "cast:F64,only=head.weight"]
+    out = net.edited("change-classes:classes=4,how=zeros", "drop:head.bias", *casts)
     tags = list(reachable(out.network))
-    assert [t.partition("#")[0] for t in tags] == ["=head.weight", "=head.weight"]
-    assert len(out.network.made) == 3
+    assert [t.partition("#")[0] for t in tags] == ["=head.weight"] * 3
+    assert len(out.network.made) == 4
 
 
 def test_a_computed_tensor_of_another_shape_is_caught(random_network: Callable[..., Any]) -> None:
