@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
 from vitconv.layout.match import Match
@@ -126,7 +127,7 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
             on[key] = forced or (not barred and (needed or random.random() < likely))
         if on[key]:
             present.append(item)
-    return _filled(variant, present, env, depth, rng, dtype, random.random() < 0.5)
+    return _filled(variant, present, env, depth, rng, dtype, optional_consts=random.random() < 0.5)
 
 
 def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dict[str, int]:
@@ -142,6 +143,17 @@ def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dic
     return env
 
 
+def sized(case: Case, axes: Mapping[str, int]) -> Case:
+    """Return a case with the tensors of another one in other sizes."""
+    present = [x for x in case.variant.items if isinstance(x.entry, Rule) and set(x.parts) & _said(case)]
+    rng = np.random.default_rng(0)
+    return _filled(case.variant, present, dict(axes), case.depth, rng, case.dtype, optional_consts=False)
+
+
+def _said(case: Case) -> set[str]:
+    return {template_of(name) for name in case.canonical}
+
+
 def _filled(
     variant: Variant,
     present: list[Item],
@@ -149,6 +161,7 @@ def _filled(
     depth: int,
     rng: np.random.Generator,
     dtype: str,
+    *,
     optional_consts: bool,
 ) -> Case:
     canonical: Tensors = {}
@@ -295,15 +308,16 @@ def check_round_trip(case: Case, encoder: Dialect, decoder: Dialect) -> None:
     assert same(carry(again, case.file), without_consts(case))
 
 
-def check_adjoint(case: Case, dialect: Dialect) -> None:
+def check_adjoint(case: Case, encoder: Dialect, decoder: Dialect) -> None:
     """Check <encode x, y> = <x, decode y> in float64; an alias adds to its original, a tie counts once."""
     rng = np.random.default_rng(0)
     once = {p.replace("{i}", str(i)) for t in case.variant.ties for p in t.parts for i in range(case.depth)}
     # Small whole numbers: every product and sum is exact, whatever the order.
     x = {n: rng.integers(-99, 99, v.shape).astype("f8") for n, v in case.canonical.items()}
     y = {k: rng.integers(-99, 99, v.shape).astype("f8") for k, v in without_consts(case).items()}
-    there = carry(encoded(replace(case, dtype="F64"), dialect, case.variant.names), _as_bits(x))
-    match, network = network_of(case, y, dialect, case.variant.names)
+    there = carry(encoded(replace(case, dtype="F64"), encoder, case.variant.names), _as_bits(x))
+    match, network = network_of(case, y, decoder, case.variant.names)
+    assert {k: v.shape for k, v in there.items()} == {k: v.shape for k, v in y.items()}
     left = sum(float((there[k].view("f8") * y[k]).sum()) for k in y)
     for key, of in match.copies.items():
         y[of] = y[of] + y[key]
@@ -330,19 +344,6 @@ def without_consts(case: Case) -> Tensors:
 @pytest.fixture(scope="session")
 def forge() -> SimpleNamespace:
     """Return the generator, the plain executor and the laws."""
-    tools = (
-        networks,
-        templates,
-        heads,
-        whole_of,
-        carry,
-        convert,
-        encoded,
-        network_of,
-        gathered,
-        same,
-        without_consts,
-        bits,
-    )
+    tools = (networks, sized, templates, heads, whole_of, carry, convert, encoded, network_of, gathered, same)
     laws = (check_encode, check_decode, check_round_trip, check_adjoint)
-    return SimpleNamespace(**{f.__name__: f for f in (*tools, *laws)})
+    return SimpleNamespace(**{f.__name__: f for f in (*tools, without_consts, bits, *laws)})

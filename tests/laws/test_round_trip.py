@@ -24,7 +24,7 @@ def check(forge: SimpleNamespace, random: Random, variant: Variant) -> None:
     forge.check_encode(case, variant.dialect)
     forge.check_decode(case, variant.dialect)
     forge.check_round_trip(case, variant.dialect, variant.dialect)
-    forge.check_adjoint(case, variant.dialect)
+    forge.check_adjoint(case, variant.dialect, variant.dialect)
 
 
 @each_variant

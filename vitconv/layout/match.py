@@ -13,6 +13,7 @@ from typing import Any
 from vitconv.errors import LayoutError
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
+from vitconv.layout.shape import atoms, shape_of
 from vitconv.layout.unify import Bound, unify
 
 _CELL = re.compile(r"(?<![A-Za-z\d])[0-9]{1,5}(?![A-Za-z\d])")
@@ -238,6 +239,8 @@ def _solve(m: Match, header: Header, given: Mapping[str, int] | None) -> Match:
         for key, of in m.copies.items():
             if header.shapes[key] != header.shapes[of]:
                 raise LayoutError(f"{key} has another shape than {of}, of which it must be a copy")
+        _check_stacks(m, sizes)
+        _check_consts(m, header, sizes)
     except LayoutError as e:
         return Match(m.variant, m.depth, m.bound, {}, (), (), str(e), m.copies, m.consts)
     depth = sizes.get("i", m.depth)
@@ -245,6 +248,20 @@ def _solve(m: Match, header: Header, given: Mapping[str, int] | None) -> Match:
     if depth != m.depth:
         bound = tuple(bind(_item(m.variant, b), b.key, None, depth) if b.rule.scanned else b for b in bound)
     return Match(m.variant, depth, bound, sizes, (), (), None, m.copies, m.consts)
+
+
+def _check_stacks(m: Match, sizes: Mapping[str, int]) -> None:
+    stacked = next((b.key for b in m.bound if b.rule.scanned), None)
+    if stacked and sizes["i"] != m.depth and any(b.layer is not None for b in m.bound):
+        raise LayoutError(f"axis i={sizes['i']} (from {stacked}), but other tensors have {m.depth} layers")
+
+
+def _check_consts(m: Match, header: Header, sizes: Mapping[str, int]) -> None:
+    for key, const in m.consts.items():
+        if all(a in sizes for a in atoms(const.axes) if not a.isdigit()):
+            want = shape_of(const.axes, sizes)
+            if header.shapes[key] != want:
+                raise LayoutError(f"{key} has shape {list(header.shapes[key])}, expected {list(want)}")
 
 
 def check_equal(dialect: Dialect, sizes: Mapping[str, int]) -> None:
