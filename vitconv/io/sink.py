@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -150,6 +149,8 @@ def write_sharded(
     except BaseException as error:
         for path in moved:
             path.unlink(missing_ok=True)
+        import shutil
+
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, OSError):
             raise explain(error, target) from error

@@ -50,6 +50,21 @@ class Dialect:
         return tuple(e for e in self.entries if isinstance(e, Choice))
 
     @cached_property
+    def made(self) -> dict[tuple[object, ...], tuple[Item, ...]]:
+        """Items that were filled in before, by entry and words."""
+        return {}
+
+    @cached_property
+    def _with_words(self) -> dict[int, bool]:
+        return {}
+
+    def worded(self, e: Rule | Const | Alias) -> bool:
+        """Say whether an entry has words to be filled in."""
+        if id(e) not in self._with_words:
+            self._with_words[id(e)] = any(map(_words_in, (e.key, *_names(e))))
+        return self._with_words[id(e)]
+
+    @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Every combination of options that go together, the default one first."""
         every = (Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
@@ -156,18 +171,17 @@ class Variant:
         An entry whose words differ in the last layer becomes two: one for the body, one for the last.
         """
         bind, last = self._words
-        out = []
+        words = tuple(bind.items()), tuple(last.items())
+        known = self.dialect.made
+        out: list[Item] = []
         for e in self._entries():
             if isinstance(e, Tie):
                 continue
-            layers = e.layers if isinstance(e, Rule) else "all"
-            body, end = _item(e, bind, layers), _item(e, last, layers)
-            if "{i}" not in e.key or layers in ("body", "first") or body == end:
-                out.append(body)
-            elif layers == "last":
-                out.append(end)
-            else:
-                out += [replace(body, layers="body"), replace(end, layers="last")]
+            # Most variants share most of their items: an entry is filled once per set of words that it has.
+            memo = (id(e), *(words if self.dialect.worded(e) else ()))
+            if memo not in known:
+                known[memo] = _items(e, bind, last)
+            out += known[memo]
         return tuple(out)
 
     @cached_property
@@ -188,9 +202,22 @@ class Variant:
             yield e
 
 
+def _items(e: Rule | Const | Alias, bind: Mapping[str, str], last: Mapping[str, str]) -> tuple[Item, ...]:
+    layers = e.layers if isinstance(e, Rule) else "all"
+    body, end = _item(e, bind, layers), _item(e, last, layers)
+    if "{i}" not in e.key or layers in ("body", "first") or body == end:
+        return (body,)
+    if layers == "last":
+        return (end,)
+    return replace(body, layers="body"), replace(end, layers="last")
+
+
+def _names(e: Rule | Const | Alias) -> list[str]:
+    return [p.key for p in e.parts] if isinstance(e, Rule) else [e.of] if isinstance(e, Alias) else []
+
+
 def _item(e: Rule | Const | Alias, bind: Mapping[str, str], layers: str) -> Item:
-    names = [p.key for p in e.parts] if isinstance(e, Rule) else [e.of] if isinstance(e, Alias) else []
-    return Item(e, _fill(e.key, bind), tuple(_fill(n, bind) for n in names), layers)
+    return Item(e, _fill(e.key, bind), tuple(_fill(n, bind) for n in _names(e)), layers)
 
 
 def _fill(template: str, bind: Mapping[str, str]) -> str:
