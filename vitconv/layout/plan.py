@@ -262,7 +262,7 @@ def _sample(p: Plan) -> None:
                 continue
             # Both ends, and two inner places that differ in every axis.
             ends = [[0] * len(cell.shape), [n - 1 for n in cell.shape]]
-            inner = [[n * (k + 2 * j) // 17 for j, n in enumerate(cell.shape)] for k in (3, 7)]
+            inner = [[n * ((k + 2 * j) % 17) // 17 for j, n in enumerate(cell.shape)] for k in (3, 7)]
             for index in ends + inner:
                 src, dst = _element(cell.view, index), _element(home, index)
                 if _source_of(t, dst) != (cell.view.tensor, src):
