@@ -49,7 +49,7 @@ SCHEME = Scheme(
     ),
     notes=(
         (
-            "the learning rate of every hidden matrix and the readout's input are to be divided by the width multiplier;"
+            "divide the learning rate of hidden matrices and the readout's input by the width multiplier;"
             " an init alone is not muP"
         ),
     ),

@@ -110,11 +110,9 @@ def _run(module: nn.Module, fn: Callable[[nn.Module], Any], each: bool) -> tuple
     hidden = {name: (owner, t) for name, owner, t in hidden_tensors(module)}
     watched = {**params, **{name: t for name, (_, t) in hidden.items()}}
     with _kept(watched):
-        versions = {}
         with torch.no_grad():
-            for name, t in watched.items():
+            for t in watched.values():
                 t.fill_(math.nan)
-                versions[name] = t._version
         watch = _Watch(watched)
         with torch.random.fork_rng(devices=[]), watch:
             module.apply(fn) if each else fn(module)
@@ -123,7 +121,7 @@ def _run(module: nn.Module, fn: Callable[[nn.Module], Any], each: bool) -> tuple
         for name, t in watched.items():
             share = 1.0 - float(t.detach().isnan().float().mean()) if t.numel() else 1.0
             written = watch.written.get(name, 0)
-            state = _state(share, math.ceil(written / max(t.numel(), 1)), t._version != versions[name])
+            state = _state(share, math.ceil(written / max(t.numel(), 1)), name in watch.touched)
             if name in hidden:
                 state = "outside"
             elif now.get(name) is not t:
@@ -179,17 +177,20 @@ def _kept(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class _Watch(TorchDispatchMode):
-    """Count the elements of each watched tensor that are written without being read."""
+    """Count the elements of each watched tensor that are written without being read, and note any change in place."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.places = {t.untyped_storage().data_ptr(): name for name, t in tensors.items() if t.numel()}
         self.written: dict[str, int] = {}
+        self.touched: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in _FILLS and args and isinstance(args[0], Tensor) and args[0].numel():
+        if name.endswith("_") and args and isinstance(args[0], Tensor) and args[0].numel():
             target = self.places.get(args[0].untyped_storage().data_ptr())
             if target is not None:
-                self.written[target] = self.written.get(target, 0) + args[0].numel()
+                self.touched.add(target)
+                if name in _FILLS:
+                    self.written[target] = self.written.get(target, 0) + args[0].numel()
         return func(*args, **(kwargs or {}))

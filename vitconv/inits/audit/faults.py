@@ -1,0 +1,176 @@
+"""Faults of single tensors and of pairs, found without knowing the scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from vitconv.inits.audit.finding import Finding
+from vitconv.inits.audit.measure import Measured
+from vitconv.inits.base.distribution import Distribution
+from vitconv.layout.canonical import role_of
+
+_HUGE = 1e3
+_F16_TINY = 2.0**-14
+
+
+def faults(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]) -> Iterator[Finding]:
+    """Yield the faults; what the best scheme expects to be constant is not reported as constant."""
+    for one in (_not_finite, _uninitialised, _subnormal, _stray):
+        yield from one(measured)
+    yield from _dead(measured, expected)
+    yield from _mixed_up(measured)
+    yield from _rounded(measured)
+
+
+def _not_finite(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    bad = [m for m in measured.values() if m.bad]
+    if bad:
+        counts = ", ".join(f"{m.bad} of {m.n} in {m.name}, first at {m.first_bad}" for m in bad[:4])
+        yield Finding(
+            "not-finite", "fail", _names(bad), f"NaN or infinite: {counts}", "take an earlier checkpoint, or init again"
+        )
+
+
+def _uninitialised(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    bad = [
+        m
+        for m in measured.values()
+        if max(abs(m.low), abs(m.high)) > _HUGE or (m.stored == "float32" and m.subnormal > 1e-3)
+    ]
+    if bad:
+        text = ", ".join(f"{m.name} {m.low:.2g} to {m.high:.2g}" for m in bad[:4])
+        yield Finding(
+            "uninitialised", "fail", _names(bad), f"looks like memory nobody wrote: {text}",
+            "timm's weight_init='skip' leaves tokens and positions so; run an init function over them",
+        )  # fmt: skip
+
+
+def _subnormal(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    for m in measured.values():
+        if m.stored == "float16" and m.std > 0 and m.subnormal:
+            # What a normal of this std gives in half precision by itself.
+            usual = math.erf(_F16_TINY / (m.std * math.sqrt(2.0)))
+            if m.subnormal > 2.0 * usual + 1e-3:
+                yield Finding(
+                    "subnormal", "warn", (m.name,),
+                    f"{m.subnormal:.2%} of {m.name} are subnormal in float16, {usual:.2%} would be usual",
+                    "keep it in float32 or bfloat16",
+                )  # fmt: skip
+
+
+def _stray(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    bad = [m for m in measured.values() if m.stray and m.std < 0.5 and m.stray < 0.05 * m.n]
+    if bad:
+        total, n = sum(m.stray for m in bad), sum(m.n for m in bad)
+        yield Finding(
+            "stray-minus-two", "fail", _names(bad),
+            f"{total} of {n} elements are exactly -2.0: trunc_normal_ took the erfinv of the end point and cut it there",
+            "draw in float32 with torch 2.12 or later, never in half precision with timm's own copy",
+        )  # fmt: skip
+
+
+def _dead(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]) -> Iterator[Finding]:
+    zero = [m for m in measured.values() if m.constant and m.low == 0.0 and m.n > 1 and not _may_be_zero(m, expected)]
+    if zero:
+        yield Finding(
+            "all-zero", "warn", _names(zero), f"{len(zero)} tensors are all zero where an init or a training is not",
+            "check that they were loaded, and that an optimiser has them",
+        )  # fmt: skip
+    weights = [m for m in measured.values() if m.constant and m.low != 0.0 and len(m.shape) > 1 and m.n > 1]
+    same = [m for m in weights if not (m.name in expected and expected[m.name].family == "constant")]
+    if same:
+        yield Finding(
+            "constant", "fail", _names(same), f"{len(same)} weights hold one value only",
+            "all units of such a layer compute the same and get the same gradient; init it again",
+        )  # fmt: skip
+
+
+def _may_be_zero(m: Measured, expected: Mapping[str, Distribution]) -> bool:
+    known = expected.get(m.name)
+    if known is not None and known.family == "constant" and known.centre == 0.0:
+        return True
+    return m.name.endswith(".bias") and not m.name.startswith("embed.patch")
+
+
+def _mixed_up(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    for name, bias in measured.items():
+        if role_of(name) != "norm.bias":
+            continue
+        weight = measured.get(name.removesuffix("bias") + "weight")
+        if weight is None or bias.bad or weight.bad:
+            continue
+        looks_like_gain = bias.low > 0.0 and bias.mean > 3.0 * max(bias.std, 0.0)
+        if looks_like_gain and abs(weight.mean) < 0.3 * bias.mean and bias.mean > 0.3:
+            yield Finding(
+                "gain-bias-mixed-up", "fail", (weight.name, name),
+                f"{name} is around {bias.mean:.3g} and {weight.name} around {weight.mean:.3g}: gain and bias are swapped",
+                "swap them; old TensorFlow names are gamma (weight) and beta (bias)",
+            )  # fmt: skip
+
+
+def _rounded(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+    drawn = [m for m in measured.values() if m.n >= 4096 and not m.constant]
+    for narrow in ("bfloat16", "float16"):
+        some = [m for m in drawn if m.precision == narrow]
+        if some:
+            yield Finding(
+                "rounded", "info", _names(some), f"{len(some)} float32 tensors hold values of {narrow} only",
+                "they went through that precision; nothing brings the lost bits back",
+            )  # fmt: skip
+
+
+def copies(measured: Mapping[str, Measured], tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Yield layers that hold the same weights, also when one is a multiple of the other.
+
+    Correlation does not see scale, so copies divided by sqrt(2 l) are found. Independent tensors of n elements
+    correlate with a spread of 1/sqrt n.
+    """
+    groups: dict[tuple[tuple[int, ...], int], list[Measured]] = {}
+    for m in measured.values():
+        if m.std > 0 and not m.bad and m.n >= 32 and m.name.startswith("blocks."):
+            groups.setdefault((m.shape, m.trace.numel()), []).append(m)
+    same: list[str] = []
+    alike: list[tuple[str, str, float]] = []
+    for (_, size), group in groups.items():
+        if len(group) < 2:
+            continue
+        rows = torch.stack([m.trace - m.trace.mean() for m in group])
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        r = rows @ rows.T
+        limit = max(0.05, 6.0 / math.sqrt(size))
+        # Norms and biases of a trained network may well be alike; only equal bits count there.
+        limit = limit if len(group[0].shape) > 1 else 0.999
+        for a, b in combinations(range(len(group)), 2):
+            value = float(r[a, b])
+            if abs(value) < limit:
+                continue
+            if value > 0.999 and torch.equal(tensors[group[a].name], tensors[group[b].name]):
+                same.append(f"{group[b].name} = {group[a].name}")
+            elif len(group[0].shape) > 1:
+                alike.append((group[a].name, group[b].name, value))
+    if same:
+        yield Finding(
+            "copied", "fail", _both(same), f"the same bits twice: {'; '.join(same[:4])}",
+            "layers that start equal stay close; draw each by itself",
+        )  # fmt: skip
+    if alike:
+        text = "; ".join(f"{a} and {b} (r = {value:.2f})" for a, b, value in alike[:4])
+        strong = any(abs(value) > 0.5 for _, _, value in alike)
+        yield Finding(
+            "correlated", "fail" if strong else "warn", tuple(dict.fromkeys(n for a, b, _ in alike for n in (a, b))),
+            f"{len(alike)} pairs of layers are correlated: {text}",
+            "copies, or one seed for several layers",
+        )  # fmt: skip
+
+
+def _both(equalities: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for text in equalities for name in text.split(" = ")))
+
+
+def _names(found: list[Measured]) -> tuple[str, ...]:
+    return tuple(m.name for m in found)

@@ -1,0 +1,151 @@
+"""Measure one tensor: counts and bounds over all elements, moments over an even sample of a large one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Resolves .7 % of a std at five sigma; a full pass over a large network costs more than reading it.
+MOMENT_SAMPLE = 1 << 18
+TRACE_SAMPLE = 4096
+
+_TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one tensor holds.
+
+    Attributes:
+        n: elements; `bad` of them are NaN or infinite, the first at flat index `first_bad`.
+        low, high: bounds over all finite elements.
+        mean, std, kurtosis: over an even sample of `sampled` elements.
+        zeros, subnormal: shares of exact zeros and of subnormals, over the sample.
+        eps: relative spacing of the stored dtype.
+        stored: the dtype, as in float32.
+        precision: the narrower dtype all its values fit in, or "".
+        trace: up to 4096 of its values, taken evenly: what copies are found by.
+        edge: largest singular value over what independent entries of this std give; nan where it was not worked out.
+        stray: elements exactly -2.0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    n: int
+    bad: int
+    first_bad: int
+    low: float
+    high: float
+    mean: float
+    std: float
+    kurtosis: float
+    sampled: int
+    zeros: float
+    subnormal: float
+    eps: float
+    stored: str
+    precision: str
+    trace: Tensor
+    edge: float
+    stray: int
+
+    @property
+    def constant(self) -> bool:
+        """Return True when all elements are equal."""
+        return self.bad == 0 and self.low == self.high
+
+    @property
+    def reach(self) -> float:
+        """Return the largest |value| in standard deviations."""
+        return max(abs(self.low), abs(self.high)) / self.std if self.std > 0 else 0.0
+
+
+def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
+    """Measure one tensor; `spectrum` works out its largest singular value, of a matrix."""
+    stored = tensor.dtype
+    flat = tensor.detach().reshape(-1)
+    n = flat.numel()
+    low, high = (float(x) for x in torch.aminmax(flat.float())) if n else (0.0, 0.0)
+    bad, first = 0, -1
+    if not math.isfinite(low + high):
+        wrong = ~flat.isfinite()
+        bad, first = int(wrong.sum()), int(wrong.nonzero()[0]) if wrong.any() else -1
+        flat = flat[~wrong]
+        low, high = (float(x) for x in torch.aminmax(flat.float())) if flat.numel() else (0.0, 0.0)
+    sample = even(flat, MOMENT_SAMPLE)
+    values = sample.double()
+    mean = float(values.mean()) if values.numel() else 0.0
+    centred = values - mean
+    variance = float(centred.square().mean()) if values.numel() else 0.0
+    std = 0.0 if low == high else math.sqrt(variance)
+    fourth = float(centred.pow(4).mean()) if std > 0 else 0.0
+    return Measured(
+        name=name,
+        shape=tuple(tensor.shape),
+        n=n,
+        bad=bad,
+        first_bad=first,
+        low=low,
+        high=high,
+        mean=low if low == high else mean,
+        std=std,
+        kurtosis=fourth / variance**2 if std > 0 and variance**2 > 0 else math.nan,
+        sampled=values.numel(),
+        zeros=_share(sample == 0),
+        subnormal=_share((sample != 0) & (values.abs() < _TINY.get(stored, 0.0))),
+        eps=torch.finfo(stored).eps if stored.is_floating_point else 0.0,
+        stored=str(stored).removeprefix("torch."),
+        precision=_history(sample, stored),
+        trace=even(flat, TRACE_SAMPLE).float(),
+        edge=spectral_excess(tensor) if spectrum and tensor.dim() == 2 and bad == 0 and std > 0 else math.nan,
+        stray=int((flat == -2.0).sum()) if low <= -2.0 else 0,
+    )
+
+
+def even(flat: Tensor, most: int) -> Tensor:
+    """Return at most `most` elements, taken evenly; the step shares no factor with usual widths."""
+    if flat.numel() <= most:
+        return flat
+    step = -(-flat.numel() // most)
+    while any(step % p == 0 for p in (2, 3, 5, 7, 11, 13)) and step > 1:
+        step += 1
+    return flat[::step]
+
+
+def spectral_excess(matrix: Tensor, rounds: int = 24) -> float:
+    """Return the largest singular value over std (sqrt rows + sqrt columns), the Marchenko-Pastur edge.
+
+    Independent entries give .98 to 1.03, 100 steps of training 1.15 and more. Large matrices by subspace iteration,
+    which errs low by a percent or so.
+    """
+    w = matrix.detach().float()
+    rows, columns = w.shape
+    w = w - w.mean()
+    std = float(w.std(correction=0))
+    if std == 0.0:
+        return math.nan
+    if min(rows, columns) <= 256:
+        top = float(torch.linalg.svdvals(w)[0])
+    else:
+        block = torch.randn(columns, 8, generator=torch.Generator().manual_seed(0))
+        for _ in range(rounds):
+            block, _ = torch.linalg.qr(w.T @ (w @ block))
+        top = float(torch.linalg.svdvals(w @ block)[0])
+    return top / (std * (math.sqrt(rows) + math.sqrt(columns)))
+
+
+def _share(mask: Tensor) -> float:
+    return float(mask.float().mean()) if mask.numel() else 0.0
+
+
+def _history(sample: Tensor, stored: torch.dtype) -> str:
+    """Return the narrower dtype that holds every value of a float32 tensor exactly, or ""."""
+    if stored != torch.float32 or sample.numel() < 64 or float(sample.min()) == float(sample.max()):
+        return ""
+    for narrow in (torch.bfloat16, torch.float16):
+        if torch.equal(sample.to(narrow).float(), sample):
+            return str(narrow).removeprefix("torch.")
+    return ""
