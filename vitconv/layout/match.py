@@ -34,7 +34,7 @@ class Header:
 
     shapes: Mapping[str, tuple[int, ...]]
     _found: dict[str, dict[int | None, str]] = field(default_factory=dict, repr=False)
-    _covered: dict[tuple[int, str, str, int, bool], Covered] = field(default_factory=dict, repr=False)
+    _covered: dict[tuple[Any, ...], Covered] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _by_form(self) -> dict[str, list[str]]:
@@ -58,7 +58,8 @@ class Header:
         self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None, *, optional: bool = False
     ) -> Covered:
         """Return what a rule or constant explains, and what it lacks; `stand_in` are aliases that may serve."""
-        memo = (id(item.entry), item.key, item.layers, depth, optional)
+        served = tuple(stand_in.items()) if stand_in else ()
+        memo = (id(item.entry), item.key, item.layers, depth, optional, served)
         if memo not in self._covered:
             keys = {**(stand_in or {}), **self.find(item.key)}
             want = _expected(item, depth)
@@ -178,12 +179,16 @@ def _at_least(variant: Variant, header: Header) -> int:
 
 def _cover(variant: Variant, header: Header) -> Match:
     """Match names only."""
-    stand_in = {item.parts[0]: header.find(item.key) for item in variant.items if isinstance(item.entry, Alias)}
     # At least one block: without any, a lone head or token would pass for a network.
     found = (i for item in variant.items for i in header.find(item.key) if i is not None)
     # More layers than keys are a hole in the file, or an attack on memory.
     depth = 1 + max((i for i in found if i < len(header.shapes)), default=0)
     alive = {item.group for item in variant.items if item.group and header.find(item.key)}
+    stand_in: dict[str, dict[int | None, str]] = {}
+    for item in variant.items:
+        if isinstance(item.entry, Alias):
+            of = item.parts[0]
+            stand_in[of] = {**_alias_keys(item, header, depth), **stand_in.get(of, {})}
     explained: set[str] = set()
     missing: list[str] = []
     bound: list[Bound] = []
@@ -192,9 +197,10 @@ def _cover(variant: Variant, header: Header) -> Match:
     consts: dict[str, Const] = {}
     for item in variant.items:
         if isinstance(item.entry, Alias):
-            keys, original = header.find(item.key), header.find(item.parts[0])
+            keys = _alias_keys(item, header, depth)
+            serving = {**stand_in[item.parts[0]], **header.find(item.parts[0])}
             explained |= set(keys.values())
-            copies |= {key: original[i] for i, key in keys.items() if i in original}
+            copies |= {key: serving[i] for i, key in keys.items() if serving[i] != key}
             continue
         part = header.cover(item, depth, stand_in.get(item.key), optional=item.optional and item.group not in alive)
         explained |= part.explained
@@ -216,6 +222,11 @@ def unmet_by(variant: Variant, have: Container[str]) -> list[str]:
         if lacks or extra:
             out.append(f"({name}={o.name} needs {', '.join(lacks) or 'no ' + ', '.join(extra)})")
     return out
+
+
+def _alias_keys(item: Item, header: Header, depth: int) -> dict[int | None, str]:
+    layers = _expected(item, depth)
+    return {i: key for i, key in header.find(item.key).items() if i in layers}
 
 
 def _expected(item: Item, depth: int) -> list[int | None]:
