@@ -1,0 +1,51 @@
+"""Name the random operators of a run, and the modules that call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitconv.hosts.base.host import Built
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, stack: list[str], found: dict[str, str]) -> None:
+        super().__init__()
+        self.stack, self.found = stack, found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            where = self.stack[-1] if self.stack else "outside any module"
+            self.found.setdefault(where, str(func).removeprefix("aten.").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching(built: Built, found: dict[str, str]) -> Iterator[None]:
+    """Write {module name: random operator} into `found` while the context lasts."""
+    stack: list[str] = []
+
+    def enter(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            stack.append(name)
+
+        return hook
+
+    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        stack.pop()
+
+    handles = []
+    for name, module in built.module.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(name or type(module).__name__)))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        with _Watch(stack, found):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,174 @@
+"""Two sides on the bench: their weights in every set, the images, and every run that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from vitconv.errors import UsageError
+from vitconv.hosts.base.host import Built
+from vitconv.parity.precision import precision_of
+from vitconv.parity.probe import probe_images, probe_weights
+from vitconv.parity.side import Side, module_of
+from vitconv.parity.trace import Hook, Trace, trace
+
+PROBE, GIVEN = "probe", "given"
+Progress = Callable[[int, int, str], None]
+# Float64 traces of the baseline are kept for later stages up to this many bytes, and computed again past it.
+KEEP_BYTES = 1 << 30
+
+
+@dataclass
+class Pair:
+    """The two sides and what is shared by all stages.
+
+    Attributes:
+        a, b: the sides; a is the baseline.
+        images: {name: [b c height width], float64}.
+        device: where everything runs.
+        seed: of the probes and of the cotangent.
+        blockwise: bound the memory; see `trace`.
+        sink: told every trace with the name of its weights, to be saved.
+        progress: told runs done, runs in all, and what runs now.
+        planned: runs in all, as far as known.
+    """
+
+    a: Side
+    b: Side
+    images: Mapping[str, Tensor]
+    device: str = "cpu"
+    seed: int = 0
+    blockwise: bool = False
+    sink: Callable[[Trace, str], None] | None = None
+    progress: Progress | None = None
+    planned: int = 0
+    runs: int = 0
+    _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
+    _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    _live: tuple[tuple[str, ...], Built] | None = field(default=None, repr=False)
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets of weights there are: probe weights, and those given, if any."""
+        return (PROBE, GIVEN) if self.a.weights is not None and self.b.weights is not None else (PROBE,)
+
+    def side(self, label: str) -> Side:
+        """Return a side by its label."""
+        return self.a if label == self.a.label else self.b
+
+    def weights(self, side: Side, of: str) -> dict[str, Tensor]:
+        """Return a side's canonical weights, float64, of the set `of`."""
+        if of == GIVEN:
+            assert side.weights is not None
+            return {name: t.double() for name, t in side.weights.items()}
+        if not self._probe:
+            # Of an edited side the tensors follow from those of the other.
+            whole = {n: s for x in (self.a, self.b) if x.edits is None for n, s in x.shapes.items()}
+            ties = [group for x in (self.a, self.b) if x.edits is None for group in x.bridge.ties]
+            self._probe["whole"] = probe_weights(whole, self.seed, ties)
+        whole = self._probe["whole"]
+        return side.edits.weights(whole) if side.edits is not None else {n: whole[n] for n in side.shapes}
+
+    def before(self, side: Side, of: str) -> dict[str, Tensor]:
+        """Return the weights ahead of a side's edits: those of the other side."""
+        return self.weights(self.b if side is self.a else self.a, of)
+
+    def network(self, side: Side, precision: str, of: str, *, rounded: torch.dtype | None = None) -> Built:
+        """Return a side's network in a precision, with the weights of a set; the last one is kept.
+
+        `rounded`: round the weights to this dtype first.
+        """
+        key = (side.label, str(precision_of(precision).dtype), of, str(rounded))
+        if self._live is None or self._live[0] != key:
+            self._live = None
+            chosen = self.weights(side, of)
+            if rounded is not None:
+                chosen = {n: t.to(rounded).double() for n, t in chosen.items()}
+            built = module_of(side, dtype=precision_of(precision).dtype, device=self.device, weights=chosen)
+            self._live = (key, built)
+        return self._live[1]
+
+    def run(
+        self,
+        side: Side,
+        inputs: str,
+        precision: str,
+        of: str,
+        *,
+        backward: bool = True,
+        teacher: Trace | None = None,
+        loss_scale: float = 1.0,
+        hooks: tuple[Hook, ...] = (),
+        rounded: torch.dtype | None = None,
+        images: Tensor | None = None,
+        cotangent: Tensor | int | None = None,
+        seed: int = 0,
+        built: Built | None = None,
+    ) -> Trace:
+        """Run one side once; float64 runs that nothing was changed about are kept while there is room.
+
+        Raises:
+            UsageError: no such images.
+        """
+        if inputs not in self.images:
+            raise UsageError(f"inputs {inputs!r}: there are {', '.join(self.images)}")
+        plain = precision == "fp64" and teacher is None and not hooks and images is None and cotangent is None
+        plain = plain and backward and seed == 0 and built is None
+        key = (side.label, inputs, of, str(rounded))
+        if plain and key in self._kept:
+            return self._kept[key]
+        self._tell(f"{side.label} {precision} {inputs} ({of} weights)")
+        done = trace(
+            built or self.network(side, precision, of, rounded=rounded),
+            self.images[inputs] if images is None else images,
+            self.seed if cotangent is None else cotangent,
+            precision,
+            side=side.label,
+            inputs=inputs,
+            bridge=side.bridge,
+            edits=None if side.edits is None else (side.edits, self.before(side, of)),
+            backward=backward,
+            teacher=teacher,
+            loss_scale=loss_scale,
+            hooks=hooks,
+            blockwise=self.blockwise,
+            seed=seed,
+        )
+        self.runs += 1
+        if teacher is None and not hooks and images is None and self.sink is not None and rounded is None:
+            self.sink(done, of)
+        if plain and _nbytes(done) + sum(map(_nbytes, self._kept.values())) <= KEEP_BYTES:
+            self._kept[key] = done
+        return done
+
+    def _tell(self, what: str) -> None:
+        if self.progress is not None:
+            self.progress(self.runs, max(self.planned, self.runs + 1), what)
+
+
+def pair_of(a: Side, b: Side, *, inputs: tuple[str, ...] = (), seed: int = 0, device: str = "cpu") -> Pair:
+    """Put two sides on the bench with probe images of what both take.
+
+    Raises:
+        UsageError: they take different inputs, or there are no images of such a name.
+    """
+    left, right = a.built.inputs, b.built.inputs
+    if left != right:
+        raise UsageError(f"A takes {left.kind} {list(left.shape)}, B takes {right.kind} {list(right.shape)}")
+    images = probe_images(left, seed)
+    unknown = [name for name in inputs if name not in images]
+    if unknown:
+        raise UsageError(f"inputs {', '.join(unknown)}: expected some of {', '.join(images)}")
+    return Pair(a, b, {n: x for n, x in images.items() if not inputs or n in inputs}, device, seed)
+
+
+def swapped(pair: Pair) -> Pair:
+    """Return the pair with the other side as the baseline."""
+    return replace(pair, a=pair.b, b=pair.a, _kept={}, _probe={}, _live=None)
+
+
+def _nbytes(t: Trace) -> int:
+    return sum(x.nbytes for part in (t.taps, t.tap_grads, t.grads) for x in part.values())

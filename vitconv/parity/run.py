@@ -1,0 +1,252 @@
+"""Runs on disk: traces as safetensors and JSON, so that two machines can be compared and rules changed.
+
+A run folder has `run.json` and `A/` and `B/`, or one of them, with one file per trace. No pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitconv.errors import BadFile, Refused, UsageError
+from vitconv.layout.semantics import Semantics, semantics_from_json
+from vitconv.parity.compare import Gap, error_against, gaps, pooled
+from vitconv.parity.environment import environment
+from vitconv.parity.pair import Pair
+from vitconv.parity.precision import PRECISIONS, precision_of
+from vitconv.parity.stage import Row, Stage, skipped, stage
+from vitconv.parity.stages.function import KEY, TITLE, row_of
+from vitconv.parity.stages.numerics import judge_rows, limits_of, ratios_of
+from vitconv.parity.tolerance import PROFILES, Profile
+from vitconv.parity.trace import Trace
+from vitconv.parity.verdict import Result, Word, judge
+
+SCHEMA, VERSION = "vitconv.run", 1
+_PARTS = ("taps", "tap_grads", "grads")
+
+
+class Recorder:
+    """Write every trace of a pair as it is made."""
+
+    def __init__(self, folder: Path, pair: Pair) -> None:
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty; a run gets a folder of its own")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.pair = folder, pair
+        self.index: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, t: Trace, of: str) -> None:
+        """Write one trace; the same run twice is written once."""
+        if t.side not in ("A", "B"):
+            return
+        key = f"{t.side}/{t.precision}-{of}-{t.inputs}"
+        if key in self.index or not t.grads:
+            return
+        self.index[key] = write_trace(self.folder / f"{key}.safetensors", t, of)
+
+    def finish(self, result: Result) -> None:
+        """Write `run.json`: what was run, and what was found."""
+        pair = self.pair
+        accounting = [
+            {"name": r.name, "status": r.status, "detail": r.detail, "blame": r.blame, "stage": s.key}
+            for s in result.stages
+            if s.key in ("accounting", "sanity") and s.why_skipped is None
+            for r in s.rows
+        ]
+        document = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "sides": {
+                s.label: {"spec": s.spec, "dialect": s.dialect, "facts": s.facts.known(), "weights": s.origin}
+                for s in (pair.a, pair.b)
+            },
+            "seed": pair.seed,
+            "traces": self.index,
+            "stages": accounting,
+            "spread": {s.key: s.data["spread"] for s in result.stages if "spread" in s.data},
+            "verdict": result.verdict,
+            "reason": result.reason,
+            "command": result.command,
+            "environment": dict(result.environment),
+        }
+        text = json.dumps(document, indent=1, default=str)
+        (self.folder / "run.json").write_text(text, encoding="utf-8")
+
+
+def write_trace(path: Path, t: Trace, of: str) -> dict[str, Any]:
+    """Write one trace and return its entry for the index."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {"output": t.output}
+    for part in _PARTS:
+        tensors |= {f"{part}/{name}": x for name, x in getattr(t, part).items()}
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+    order = {part: list(getattr(t, part)) for part in _PARTS}
+    return {
+        "file": f"{path.parent.name}/{path.name}", "side": t.side, "precision": t.precision, "inputs": t.inputs,
+        "weights": of, "loss_scale": t.loss_scale, "order": order, "dtypes": dict(t.dtypes), "facts": dict(t.facts),
+    }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder, read. `traces` are loaded when asked for."""
+
+    folder: Path
+    document: Mapping[str, Any]
+
+    def listed(self) -> list[tuple[str, str, str, str]]:
+        """Return (side, precision, weights, inputs) of every trace."""
+        return [(e["side"], e["precision"], e["weights"], e["inputs"]) for e in self.document["traces"].values()]
+
+    def trace(self, side: str, precision: str, weights: str, inputs: str) -> Trace:
+        """Load one trace.
+
+        Raises:
+            Refused: the run has none such.
+            BadFile: its file is missing or damaged.
+        """
+        entry = self.document["traces"].get(f"{side}/{precision}-{weights}-{inputs}")
+        if entry is None:
+            raise Refused(f"{self.folder} holds no trace of {side}, {precision}, {weights} weights, {inputs}")
+        return read_trace(self.folder / entry["file"], entry)
+
+    def facts(self, side: str) -> Semantics:
+        """Return what a side computes."""
+        return semantics_from_json(json.dumps(self.document["sides"][side]["facts"]))
+
+
+def read_trace(path: Path, entry: Mapping[str, Any]) -> Trace:
+    """Read a trace and its entry of the index."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        parts = {p: {n: tensors[f"{p}/{n}"] for n in entry["order"][p]} for p in _PARTS}
+        output = tensors["output"]
+    except (OSError, SafetensorError, KeyError) as e:
+        raise BadFile(f"{path}: not a whole trace: {e}") from e
+    return Trace(
+        entry["side"], entry["precision"], entry["inputs"], parts["taps"], parts["tap_grads"], parts["grads"], output,
+        entry["loss_scale"], entry["dtypes"], entry["facts"],
+    )  # fmt: skip
+
+
+def is_run(path: str | Path) -> bool:
+    """Return True for a folder that holds a run."""
+    return (Path(path) / "run.json").is_file()
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run folder.
+
+    Raises:
+        UsageError: it is none. BadFile: damaged, or of another version.
+    """
+    if not is_run(path):
+        raise UsageError(f"{path}: no run.json; expected a folder that --save wrote")
+    try:
+        document = json.loads((Path(path) / "run.json").read_text(encoding="utf-8"))
+        good = document["schema"] == SCHEMA and document["version"] == VERSION
+    except (ValueError, KeyError, TypeError) as e:
+        raise BadFile(f"{path}/run.json: {e}") from e
+    if not good:
+        raise BadFile(f"{path}/run.json: expected {SCHEMA} version {VERSION}")
+    return Run(Path(path), document)
+
+
+def judge_run(path: str | Path, profile: str = "default") -> Result:
+    """Judge the two sides of a run again, by other rules and without networks."""
+    run = load_run(path)
+    sides = {side for side, *_ in run.listed()}
+    if sides != {"A", "B"}:
+        raise Refused(f"{path} holds traces of {', '.join(sorted(sides)) or 'nothing'}; two sides are needed")
+    return _judged((run, "A"), (run, "B"), profile)
+
+
+def compare_runs(a: str | Path, b: str | Path, profile: str = "default", side: str = "A") -> Result:
+    """Compare one side of two runs, such as of the same network on two machines."""
+    return _judged((load_run(a), side), (load_run(b), side), profile)
+
+
+def _judged(a: tuple[Run, str], b: tuple[Run, str], profile: str) -> Result:
+    if profile not in PROFILES:
+        raise UsageError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
+    rules = PROFILES[profile]
+    (run_a, label_a), (run_b, label_b) = a, b
+    left = {key[1:] for key in run_a.listed() if key[0] == label_a}
+    right = {key[1:] for key in run_b.listed() if key[0] == label_b}
+    common = left & right
+    stages = list(_kept(run_a, run_b))
+    if run_a.document["seed"] != run_b.document["seed"]:
+        raise Refused(f"the runs have other probes: seeds {run_a.document['seed']} and {run_b.document['seed']}")
+    stages.append(_function(a, b, sorted(k for k in common if k[0] == "fp64"), rules))
+    for precision in PRECISIONS[1:]:
+        keys = sorted(k for k in common if k[0] == precision)
+        if keys:
+            stages.append(_numerics(a, b, keys, precision, rules))
+    lost = sorted("/".join(k) for k in left ^ right)
+    if lost:
+        stages.append(stage("missing", "Traces of one side only", [Row(", ".join(lost), "warn", "not compared")]))
+    word: Word
+    word, reason = judge(stages)
+    return Result(
+        word, reason, _spec(*a), _spec(*b), run_a.facts(label_a), run_b.facts(label_b), tuple(stages),
+        environment=environment("cpu", int(run_a.document["seed"])), profile=profile,
+    )  # fmt: skip
+
+
+def _spec(run: Run, label: str) -> str:
+    return f"{run.folder} {label} ({run.document['sides'][label]['spec']})"
+
+
+def _kept(a: Run, b: Run) -> Iterator[Stage]:
+    """Take over what accounting and sanity found when the runs were made."""
+    for key in ("accounting", "sanity"):
+        rows = []
+        for run in dict.fromkeys((str(a.folder), str(b.folder))):
+            document = (a if run == str(a.folder) else b).document
+            rows += [
+                Row(f"{r['name']}", r["status"], r["detail"], blame=r["blame"])
+                for r in document["stages"]
+                if r["stage"] == key
+            ]
+        if rows:
+            yield stage(key, f"{key}, as recorded", rows)
+        else:
+            yield skipped(key, key, "not recorded in the run")
+
+
+def _function(a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str, str]], rules: Profile) -> Stage:
+    if not keys:
+        return skipped(KEY, TITLE, "no float64 traces of both sides")
+    every: list[list[Gap]] = []
+    rows = []
+    for precision, weights, inputs in keys:
+        x, y = (run.trace(label, precision, weights, inputs) for run, label in (a, b))
+        every.append(gaps(x, y))
+        rows.append(row_of(weights, inputs, tuple(every[-1]), rules.function))
+    return stage(KEY, TITLE, rows, data={"gaps": pooled(every), "threshold": rules.function})
+
+
+def _numerics(
+    a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str, str]], precision: str, rules: Profile
+) -> Stage:
+    p, errors = precision_of(precision), ([], [])  # type: ignore[var-annotated]
+    for _, weights, inputs in keys:
+        reference = a[0].trace(a[1], "fp64", weights, inputs)
+        for (run, label), into in zip((a, b), errors, strict=True):
+            into.append(error_against(reference, run.trace(label, precision, weights, inputs)))
+    left, right = (pooled(e) for e in errors)
+    ratios = ratios_of(left, right, p.unit)
+    limits = limits_of(rules, a[0].document["spread"].get(f"numerics-{precision}", {}))
+    rows = judge_rows(left, right, ratios, limits)
+    data = {"a": left, "b": right, "ratios": ratios, "limits": limits, "unit": p.unit, "weights": keys[0][1]}
+    return stage(f"numerics-{precision}", f"Same numerics? ({p.title})", rows, data=data)

@@ -1,0 +1,1 @@
+"""The stages of a verification, one per file; this package imports nothing."""

@@ -1,0 +1,149 @@
+"""Accounting: every tensor mapped and back, weights compared bit by bit, facts that differ; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from vitconv.layout.match import collapse
+from vitconv.parity.bridge import state_of
+from vitconv.parity.pair import Pair
+from vitconv.parity.side import Side, module_of
+from vitconv.parity.stage import Row, Stage, stage
+
+KEY, TITLE = "accounting", "Every tensor accounted for"
+SHOWN = 20
+
+
+def account(pair: Pair) -> Stage:
+    """Compare what both sides consist of."""
+    rows = [*_mapped(pair), *(_trip_back(s) for s in (pair.a, pair.b)), *_loaded(pair), *_weights(pair)]
+    rows += [*_facts(pair), *_sites(pair.a), *_sites(pair.b)]
+    notes = [f"{s.label}: {note}" for s in (pair.a, pair.b) for note in s.notes]
+    for s in (pair.a, pair.b):
+        if s.edits is not None:
+            notes += [f"{s.label}: {x.edit}: {x.what}; gradients go back {x.adjoint}" for x in s.edits.network.log]
+    return stage(KEY, TITLE, rows, notes)
+
+
+def _mapped(pair: Pair) -> Iterator[Row]:
+    a, b = (s.edits.shapes if s.edits is not None else s.shapes for s in (pair.a, pair.b))
+    left, right = pair.a.shapes, pair.b.shapes
+    count = len(left), len(right)
+    yield Row(
+        "tensors",
+        "ok",
+        f"{count[0]} canonical tensors of A ({pair.a.dialect}), {count[1]} of B ({pair.b.dialect}), every element once",
+        {"a": count[0], "b": count[1]},
+    )
+    if pair.a.edits is not None or pair.b.edits is not None:
+        return
+    for label, here, there in (("A", a, b), ("B", b, a)):
+        only = [n for n in here if n not in there]
+        if only:
+            yield Row(
+                f"only in {label}",
+                "fail",
+                f"{', '.join(collapse(only))}: the other side has no such parameters",
+                {"tensors": len(only)},
+            )
+    other = [n for n in a if n in b and a[n] != b[n]]
+    if other:
+        lines = [f"{n} {list(a[n])} and {list(b[n])}" for n in other[:SHOWN]]
+        yield Row("shapes", "fail", "; ".join(lines), {"tensors": len(other)})
+
+
+def _trip_back(side: Side) -> Row:
+    """Carry the network's own tensors to canonical ones and back into a network of NaN; every bit must return."""
+    state = {k: v.detach() for k, v in state_of(side.built.module).items()}
+    emptied = {k: _poisoned(v) for k, v in state.items()}
+    consts = {side.bridge.prefix + k for k in side.bridge.match.consts}
+    side.bridge.write(side.bridge.read(state), emptied)
+    wrong = [k for k in state if k not in consts and not same_bits(state[k], emptied[k])]
+    if wrong:
+        return Row(f"{side.label}: there and back", "fail", f"changed: {', '.join(collapse(wrong))}", blame="undecided")
+    return Row(f"{side.label}: there and back", "ok", f"{len(state) - len(consts)} tensors return bit for bit")
+
+
+def _poisoned(x: Tensor) -> Tensor:
+    return torch.full_like(x, float("nan")) if x.is_floating_point() else torch.zeros_like(x)
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Return True when both tensors are the same bits: dtype, shape, and NaN payloads too."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    left, right = (t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in (x, y))
+    return torch.equal(left, right)
+
+
+def _loaded(pair: Pair) -> Iterator[Row]:
+    """Load the given weights in float32, read them again, and compare."""
+    for side in (pair.a, pair.b):
+        if side.weights is None:
+            continue
+        back = side.bridge.read(state_of(module_of(side).module))
+        rounded = [n for n, t in side.weights.items() if not torch.equal(back[n].double(), t.double())]
+        unfit = [n for n in rounded if side.weights[n].isfinite().all()]
+        detail = f"{len(back)} tensors of {side.origin}, read again from the network"
+        if unfit:
+            detail = f"float32 does not hold the weights of {', '.join(collapse(unfit))}; they were rounded"
+        yield Row(f"{side.label}: weights loaded", "warn" if unfit else "ok", detail, {"tensors": len(back)})
+
+
+def _weights(pair: Pair) -> Iterator[Row]:
+    a, b = pair.a, pair.b
+    if a.weights is None or b.weights is None:
+        yield Row("weights", "info", "neither side has any: only probe weights are run")
+        return
+    carried = next((s for s in (a, b) if not s.own), None)
+    if carried is not None:
+        yield Row("weights", "ok", f"the same for both, from {carried.origin}")
+        if not (a.own and b.own) and (a.edits or b.edits):
+            return
+    left: Mapping[str, Tensor] = a.weights
+    right: Mapping[str, Tensor] = b.weights
+    common = [n for n in left if n in right and left[n].shape == right[n].shape]
+    unequal = [n for n in common if not same_bits(left[n], right[n])]
+    if carried is not None and not unequal:
+        return
+    yield Row(
+        "same weights",
+        "fail" if unequal else "ok",
+        f"{len(common) - len(unequal)} of {len(common)} canonical tensors are the same bits",
+        {"same": len(common) - len(unequal), "of": len(common)},
+    )
+    for name in unequal[:SHOWN]:
+        x, y = left[name].double(), right[name].double()
+        d, size = (x - y).abs(), float(x.abs().max())
+        kinds = "" if left[name].dtype == right[name].dtype else f", {left[name].dtype} and {right[name].dtype}"
+        worst = float(d.max())
+        count = int((d != 0).sum())
+        detail = f"{count} of {x.numel()} elements, largest difference {worst:.3g}{kinds}"
+        yield Row(f"weight {name}", "fail", detail, {"max_abs": worst, "relative": worst / size if size else None})
+    if len(unequal) > SHOWN:
+        yield Row("weights, more", "fail", f"{len(unequal) - SHOWN} more tensors differ", {"tensors": len(unequal)})
+
+
+def _facts(pair: Pair) -> Iterator[Row]:
+    different = pair.a.facts.differences(pair.b.facts)
+    # What wrote a file says nothing of the function; its facts do.
+    told = {k: v for k, v in different.items() if k not in ("release", "mlp_dropout")}
+    for name, (x, y) in told.items():
+        yield Row(f"fact {name}", "warn", f"{x} here, {y} there", {"a": x, "b": y})
+    if not told:
+        yield Row(
+            "facts", "ok", f"{len(pair.a.facts.known())} known of A, {len(pair.b.facts.known())} of B, none differ"
+        )
+
+
+def _sites(side: Side) -> Iterator[Row]:
+    survey = side.built.survey
+    active = [f"{r.name} ({r.kind} {r.rate:g})" for r in survey.random if r.active]
+    if active or survey.training or survey.mixed:
+        what = [f"random sites are active: {', '.join(active)}"] if active else []
+        what += ["the network is in training mode"] if survey.training else []
+        what += [f"in another mode than the rest: {', '.join(survey.mixed[:8])}"] if survey.mixed else []
+        yield Row(f"{side.label}: modes", "warn", "; ".join(what) + "; both are put into eval mode")
