@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 
@@ -64,7 +65,8 @@ class Writer:
         self.done = 0
         self.progress = progress
         self._told = 0
-        self._buffer = memoryview(bytearray(PIECE))
+        # Page-aligned: a buffer 16 bytes off, as malloc gives it, halves the speed of copies between aligned pages.
+        self._buffer = memoryview(mmap.mmap(-1, PIECE))
         self._filled = 0
 
     def write(self, data: memoryview) -> None:
