@@ -1,0 +1,132 @@
+"""Build the reference ViT with faults, in float64, and run all of it or the stretch between two taps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitconv.hosts.base.places import locate, taps_of
+from vitconv.hosts.base.tap import recording
+from vitconv.hosts.reference import TABLE
+from vitconv.parity.faults.fault import Knobs
+from vitconv.vit.config import ViTConfig
+from vitconv.vit.model import ViT
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run left: as `vitconv.parity.trace.Trace`, of which this is the part that a search compares."""
+
+    taps: Mapping[str, Tensor]
+    output: Tensor
+    tap_grads: Mapping[str, Tensor] = field(default_factory=dict)
+    grads: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Rebuilt:
+    """The reference ViT with the changes of `knobs`.
+
+    Attributes:
+        knobs: what is changed.
+        weights: canonical weights, any dtype; computed with in float64.
+        stored: gradients are taken at the weights after the changes, as a network has them whose file was changed; or
+            at those before, as a network has them whose code is wrong.
+        backward: keep what gradients need.
+        templates: networks of configurations met before, which are copied: making one anew costs more than running it.
+    """
+
+    knobs: Knobs
+    weights: Mapping[str, Tensor]
+    stored: bool = False
+    backward: bool = True
+    templates: dict[ViTConfig, ViT] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {n: w.detach().double().requires_grad_(self.backward) for n, w in self.weights.items()}
+        used = dict(given)
+        with torch.set_grad_enabled(self.backward and not self.stored):
+            for change in self.knobs.weights:
+                used = change(used)
+        if self.stored:
+            used = {n: w.detach().requires_grad_(self.backward) for n, w in used.items()}
+        self.leaves = used if self.stored else given
+        config = self.knobs.config
+        if config not in self.templates:
+            with torch.device("meta"):
+                self.templates[config] = ViT(config).eval()
+        # Only tensors are put in: a change may take a parameter's place by any expression of the given weights.
+        self.model = _bare(self.templates[config])
+        for name in config.shapes():
+            path, _, leaf = name.rpartition(".")
+            setattr(self.model.get_submodule(path), leaf, used[name])
+        for alter in self.knobs.model:
+            alter(self.model)
+        self.taps = taps_of(locate(self.model, TABLE), head=self.model.head)
+
+    def run(self, images: Tensor, cotangent: Tensor | None = None) -> Seen:
+        """Run on images; with a cotangent (of the output, any float) backward too."""
+        backward = cotangent is not None and self.backward
+        x = images.detach().double().requires_grad_(backward)
+        with torch.set_grad_enabled(backward), recording(self.taps, gradients=backward) as seen:
+            y = x
+            for change in self.knobs.images:
+                y = change(y)
+            output = self.model(y)
+        grads: dict[str, Tensor] = {}
+        if backward:
+            for leaf in self.leaves.values():
+                leaf.grad = None
+            assert cotangent is not None
+            output.backward(cotangent.to(output))
+            grads = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in self.leaves.items()}
+            grads["input"] = torch.zeros_like(x) if x.grad is None else x.grad
+        values = {n: v.detach() for n, v in seen.values().items()}
+        return Seen(values, output.detach(), {n: g.detach() for n, g in seen.gradients().items()}, grads)
+
+    def stretch(self, start: str | None, value: Tensor, stop: str, grad: Tensor | None = None) -> Seen:
+        """Run from the tap `start`, whose value is given, to the tap `stop` (None: from the images).
+
+        `start` is embed or a block, `stop` any tap behind it. With `grad`, the gradient at `stop`, which must then be
+        one through which all passes, backward too: gradients are those of the weights on the way, and of `start`.
+        """
+        backward = grad is not None and self.backward
+        x = given = value.detach().double().requires_grad_(backward)
+        with torch.set_grad_enabled(backward), recording(self.taps, gradients=False) as seen:
+            if start is None:
+                for change in self.knobs.images:
+                    x = change(x)
+                x = self.model.embed(x)
+            first = 0 if start in (None, "embed") else int(str(start).split(".")[1]) + 1
+            end = stop.split(".")
+            last = -1 if stop == "embed" else int(end[1]) if end[0] == "blocks" else self.knobs.config.depth - 1
+            for i in range(first, last + 1):
+                x = self.model.blocks[i](x)
+            if stop in ("norm", "pool", "head"):
+                x = self.model.norm(self.model.trunk_norm(x))
+                if stop != "norm":
+                    x = self.model.pool(x)
+                if stop == "head" and self.model.head is not None:
+                    x = self.model.head(x)
+        grads: dict[str, Tensor] = {}
+        if backward and x.requires_grad and grad is not None and grad.shape == x.shape:
+            for leaf in self.leaves.values():
+                leaf.grad = None
+            x.backward(grad.to(x))
+            grads = {n: w.grad for n, w in self.leaves.items() if w.grad is not None}
+            grads["start"] = torch.zeros_like(given) if given.grad is None else given.grad
+        values = {n: v.detach() for n, v in seen.values().items()}
+        return Seen({**values, stop: values.get(stop, x.detach())}, x.detach(), {}, grads)
+
+
+def _bare(module: Any) -> Any:
+    """Copy the tree of modules, with hooks and parameters left out; what else they hold is shared."""
+    new = object.__new__(type(module))
+    new.__dict__ = {k: v.copy() if isinstance(v, dict) else v for k, v in module.__dict__.items()}
+    new.__dict__["_parameters"] = {k: v for k, v in module.__dict__["_parameters"].items() if v is None}
+    new.__dict__["_modules"] = {k: None if m is None else _bare(m) for k, m in module.__dict__["_modules"].items()}
+    return new
