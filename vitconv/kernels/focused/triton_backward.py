@@ -158,7 +158,7 @@ def key_kernel(
 
     inv [b h E] = 1 / sum phi(k). The first visit to the heads writes dv and sums A, the second writes dk.
     """
-    block, _, batch = place(1, blocks)
+    block, _only, batch = place(1, blocks)
     rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     live = rows < tokens
     stats = batch * tokens

@@ -59,7 +59,7 @@ def statistics_kernel(
     P: tl.constexpr, HAS_POS: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write mu = max y, rh = |y / mu| and th = |(y / mu)^p| over all D channels of each token, [b t] float32."""
-    block, _, batch = place(1, blocks)
+    block, _only, batch = place(1, blocks)
     rows = block.to(tl.int64) * BT + tl.arange(0, BT)
     cols = tl.arange(0, BD)
     live = rows < tokens
