@@ -23,14 +23,15 @@ BELOW = {
     "configs": ("layout",),
     "vit": ("layout", "kernels"),
     "conversion": ("layout", "io", "registry", "configs"),
-    "inits": ("layout",),
+    "inits": ("layout", "registry"),
+    "initialise": ("inits", "conversion", "vit", "configs"),
     "hosts": ("vit", "layout", "registry", "configs"),
     "parity": ("hosts", "conversion", "registry"),
     "checks": ("hosts", "inits", "parity"),
     "demo": ("hosts", "conversion", "dialects"),
     "bench": ("checks", "dialects"),
     "__main__": ("cli",),
-    "cli": ("bench", "demo", "checks", "dialects", "report"),
+    "cli": ("bench", "demo", "initialise", "checks", "dialects", "report"),
 }
 
 # Importing these takes a tenth of a second to several seconds.

@@ -70,10 +70,10 @@ def audit_tensors(
         facts: what is known beside them; norm placement and alpha decide what is a fault.
         scheme: audit against this scheme only, and report what deviates from it; None compares with all.
     """
-    arch = Architecture({name: tuple(t.shape) for name, t in tensors.items()}, facts or Semantics())
-    layers = {0, arch.depth // 2, arch.depth - 1}
-    spectra = {f"blocks.{i}.{part}.weight" for i in layers for part in _SPECTRA}
+    depth = 1 + max((i for name in tensors if (i := layer_of(name)) is not None), default=0)
+    spectra = {f"blocks.{i}.{part}.weight" for i in {0, depth // 2, depth - 1} for part in _SPECTRA}
     measured = {name: measure(name, t, spectrum=name in spectra) for name, t in tensors.items()}
+    arch = Architecture({name: m.shape for name, m in measured.items()}, facts or Semantics())
     asked = load(INITS, scheme) if isinstance(scheme, str) else scheme
     known = {asked.name: asked} if asked is not None else load_all(INITS)
     ranked = rank(arch, measured, known)

@@ -69,7 +69,7 @@ def _stray(measured: Mapping[str, Measured]) -> Iterator[Finding]:
         total, n = sum(m.stray for m in bad), sum(m.n for m in bad)
         yield Finding(
             "stray-minus-two", "fail", _names(bad),
-            f"{total} of {n} elements are exactly -2.0: trunc_normal_ took the erfinv of the end point and cut it there",
+            f"{total} of {n} elements are exactly -2.0: trunc_normal_ took erfinv of the end point and cut it there",
             "draw in float32 with torch 2.12 or later, never in half precision with timm's own copy",
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _mixed_up(measured: Mapping[str, Measured]) -> Iterator[Finding]:
         if looks_like_gain and abs(weight.mean) < 0.3 * bias.mean and bias.mean > 0.3:
             yield Finding(
                 "gain-bias-mixed-up", "fail", (weight.name, name),
-                f"{name} is around {bias.mean:.3g} and {weight.name} around {weight.mean:.3g}: gain and bias are swapped",
+                f"{name} is around {bias.mean:.3g} and {weight.name} around {weight.mean:.3g}: they are swapped",
                 "swap them; old TensorFlow names are gamma (weight) and beta (bias)",
             )  # fmt: skip
 

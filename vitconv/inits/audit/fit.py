@@ -43,12 +43,19 @@ def rank(arch: Architecture, measured: Mapping[str, Measured], schemes: Mapping[
     A scheme that cannot be worked out for this network (no grid for its table, say) is left out.
     """
     found = []
+    # Schemes share many of their distributions.
+    tried: dict[tuple[str, Distribution], Conformity] = {}
     for scheme in schemes.values():
         try:
             declared = scheme.declared(arch)
-            outcomes = {name: conforms(m, declared[name]) for name, m in measured.items()}
         except Refused:
             continue
+        outcomes = {}
+        for name, m in measured.items():
+            key = (name, declared[name])
+            if key not in tried:
+                tried[key] = conforms(m, declared[name])
+            outcomes[name] = tried[key]
         found.append(Fitted(scheme, declared, outcomes))
     return sorted(found, key=lambda fit: -fit.good)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Resolves .7 % of a std at five sigma; a full pass over a large network costs more than reading it.
-MOMENT_SAMPLE = 1 << 18
+# Resolves 1.4 % of a std at five sigma; moments of all elements would cost more than reading them.
+MOMENT_SAMPLE = 1 << 16
 TRACE_SAMPLE = 4096
 
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
@@ -81,7 +81,7 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
     centred = values - mean
     variance = float(centred.square().mean()) if values.numel() else 0.0
     std = 0.0 if low == high else math.sqrt(variance)
-    fourth = float(centred.pow(4).mean()) if std > 0 else 0.0
+    fourth = float(centred.square().square().mean()) if std > 0 else 0.0
     return Measured(
         name=name,
         shape=tuple(tensor.shape),

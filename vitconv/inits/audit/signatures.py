@@ -68,7 +68,7 @@ def _norm_gains(p: Profile) -> Iterator[Finding]:
     if p.arch.placement in ("post", "deepnorm"):
         yield Finding(
             "gain-deletes-stream", "fail", names,
-            f"{len(small)} norms after the sum have a gain of about 0: the stream is deleted, nothing below gets a gradient",
+            f"{len(small)} norms after the sum have a gain of about 0: stream and gradient end there",
             "a small gain fits x + norm(f(x)) only (Swin-v2); set these gains to 1",
         )  # fmt: skip
     elif p.arch.placement == "pre":

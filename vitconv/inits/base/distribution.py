@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from vitconv.inits.base.fans import Fans
@@ -190,6 +191,7 @@ def _mass(a: float, b: float) -> float:
     return 0.5 * (math.erf(b / math.sqrt(2.0)) - math.erf(a / math.sqrt(2.0)))
 
 
+@cache
 def _cut_moment(order: int, a: float, b: float) -> float:
     """Return E[z^order] of the unit normal cut at a and b, by the usual recursion over two orders."""
     mass = _mass(a, b)

@@ -1,0 +1,1 @@
+"""Initialised and audited checkpoints: schemes meet files, dialects and names of networks."""
