@@ -143,7 +143,7 @@ def test_joining_different_dtypes_is_refused() -> None:
 
 
 def test_sizes_that_the_target_cannot_hold_are_refused() -> None:
-    with pytest.raises(Refused, match="narrow cannot be written: axis a=3, but narrow holds only .* equals d=4"):
+    with pytest.raises(Refused, match=r"narrow cannot be written: axis a=3, but narrow holds only .* equals d=4"):
         planned(dialect("narrow", APART, POS, LS, equal=(("a", "d"),)))
     heads = dialect("heads", rule(B + "{q,k,v}: d h e", B + "attn.{q,k,v}.weight: (h e) d"), POS, LS)
     with pytest.raises(Refused, match=r"heads cannot be written: .*--axis h="):
@@ -198,7 +198,7 @@ def test_conditions_of_options_hold_for_what_is_written() -> None:
 
 def test_facts_that_contradict_or_are_open() -> None:
     target = dialect("post-only", APART, POS, LS, implies={"norm_placement": "post"})
-    with pytest.raises(Refused, match="norm placement.*post"):
+    with pytest.raises(Refused, match=r"norm placement.*post"):
         plan(*network(), target)
     with pytest.raises(Refused, match="norm placement: pre here, but the post-only layout computes post"):
         plan(*network(Semantics(norm_placement="pre")), target)

@@ -10,11 +10,12 @@ from vitconv.conversion.recognise import candidates
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
-from vitconv.layout.match import collapse
+from vitconv.layout.match import Match, collapse
 from vitconv.layout.network import decode
-from vitconv.layout.plan import Plan, Target, plan, prove
-from vitconv.layout.recipe import Piece
-from vitconv.layout.semantics import Semantics
+from vitconv.layout.plan import Plan, plan, prove
+from vitconv.layout.recipe import Piece, compose, view_of
+from vitconv.layout.rule import Const
+from vitconv.layout.semantics import Semantics, fact_value
 from vitconv.registry import DIALECTS, load
 
 Array = TypeVar("Array")
@@ -36,7 +37,9 @@ def translate(
 
     A mapping rule is a permutation of elements, hence its own adjoint's inverse: gradients (with respect to each
     tensor) and per-element optimiser moments (Adam's `exp_avg`, `exp_avg_sq`) travel by the rules of the weights.
-    Where a dialect names one tensor twice, gradients of both names are summed, and weights must be equal.
+    Where the source names one tensor twice, weights and moments must be equal, and gradients are summed, unless both
+    names are the same memory, as with a tied parameter; the target gets a gradient under its first name only. Where the
+    target holds several tensors as one, weights must be equal and gradients are summed.
 
     Args:
         tensors: {key: torch.Tensor or numpy.ndarray} of one kind and one dtype per joined tensor.
@@ -56,13 +59,18 @@ def translate(
         raise UsageError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
     tensors = dict(tensors)
     shapes = {k: tuple(int(n) for n in v.shape) for k, v in tensors.items()}  # type: ignore[attr-defined]
-    known = Semantics(**(facts or {}))
+    known = Semantics(**{name: fact_value(name, value) for name, value in (facts or {}).items()})
     match = detect(shapes, candidates(from_), given=axes, facts=known.known())
     for key, of in match.copies.items():
         if kind == "gradients":
-            tensors[of] = tensors[of] + tensors[key]  # type: ignore[operator]
-        elif not _equal(tensors[key], tensors[of]):
+            if not _same_memory(tensors[key], tensors[of]):
+                tensors[of] = tensors[of] + tensors[key]  # type: ignore[operator]
+        elif not _same_bits(tensors[key], tensors[of]):
             raise Refused(f"{key} must be a copy of {of}, and is not")
+    if kind == "weights":
+        _check_consts(match, tensors)
+    elif match.variant.ties:
+        raise Refused(f"{match.dialect.name} holds several tensors as one; its {kind} do not say what each of them has")
     network = decode(match, {k: str(getattr(v, "dtype", "")) for k, v in tensors.items()}, known)
     p = plan(match, network, load(DIALECTS, to), wanted=choices, given=axes, order=list(tensors))
     lost = [
@@ -73,19 +81,40 @@ def translate(
     if lost:
         raise Refused(f"{to} has no place for {', '.join(collapse(lost))}; leave them out with drop=[...]")
     prove(p)
-    return {t.key: _build(p, t, tensors, kind) for t in p.targets if t.const is None or kind == "weights"}
-
-
-def _build(p: Plan, t: Target, tensors: Mapping[str, Any], kind: str) -> Any:
+    made = {t.key: _build(p, t.pieces, t.shape, tensors, kind) for t in p.targets if t.const is None}
+    if p.equal:
+        _join_ties(p, tensors, made, kind)
+    if kind == "gradients":
+        return {key: x for key, x in made.items() if key not in p.target.copies}
     like = next(iter(tensors.values()))
-    if t.const is not None:
-        from vitconv.conversion.stream import constant_bytes
+    consts = {t.key: _constant(like, t.const, t.shape) for t in p.targets if t.const and kind == "weights"}
+    return {t.key: {**made, **consts}[t.key] for t in p.targets if t.key in made or t.key in consts}
 
-        return _from_bytes(like, constant_bytes(t.const, t.shape), t.const.dtype, t.shape)
-    first = next((tensors[x.source] for x in t.pieces if x.source in tensors), like)
-    out = first.new_empty(t.shape) if hasattr(first, "new_empty") else _empty(first, t.shape)
+
+def _join_ties(p: Plan, tensors: Mapping[str, Any], made: dict[str, Any], kind: str) -> None:
+    """Compare the tensors that the target holds as one, or add their gradients."""
+    homes = {name: b.key for b in p.target.bound if len(b.parts) == 1 for name in b.parts}
+    for name, of in p.equal:
+        view = next(view_of(b, 0, p.sizes) for b in p.target.bound if b.key == homes[of])
+        there = _build(p, (compose(p.network.cells[name].view, view),), tuple(made[homes[of]].shape), tensors, kind)
+        if kind == "gradients":
+            made[homes[of]] = made[homes[of]] + there
+        elif not _same_bits(there, made[homes[of]]):
+            raise Refused(f"{p.target.variant.dialect.name} holds {name} and {of} as one, and here they differ")
+
+
+def _check_consts(match: Match, tensors: Mapping[str, Any]) -> None:
+    for key, const in match.consts.items():
+        shape = tuple(int(n) for n in tensors[key].shape)
+        if not _same_bits(tensors[key], _constant(tensors[key], const, shape)):
+            raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
+
+
+def _build(p: Plan, pieces: Sequence[Piece], shape: tuple[int, ...], tensors: Mapping[str, Any], kind: str) -> Any:
+    like = next((tensors[x.source] for x in pieces if x.source in tensors), next(iter(tensors.values())))
+    out = like.new_empty(shape) if hasattr(like, "new_empty") else _empty(like, shape)
     flat = out.reshape(-1)
-    for x in t.pieces:
+    for x in pieces:
         if x.source.startswith("="):
             value = p.network.made[x.source].compute([]) if kind == "weights" else 0.0
             _strided(flat, x.dst, [(n, d) for n, _, d in x.dims])[...] = float(getattr(value, "flat", [value])[0])
@@ -95,9 +124,17 @@ def _build(p: Plan, t: Target, tensors: Mapping[str, Any], kind: str) -> Any:
 
 
 def _copy(flat: Any, source: Any, x: Piece) -> None:
-    dense = source.contiguous().view(-1) if hasattr(source, "contiguous") else source.reshape(-1)
-    view = _strided(dense, x.src, [(n, s) for n, s, _ in x.dims])
+    view = _strided(_dense(source), x.src, [(n, s) for n, s, _ in x.dims])
     _strided(flat, x.dst, [(n, d) for n, _, d in x.dims])[...] = view
+
+
+def _dense(source: Any) -> Any:
+    """Return the elements in order, next to each other; reshape alone may leave gaps between them."""
+    if hasattr(source, "contiguous"):
+        return source.contiguous().view(-1)
+    import numpy as np
+
+    return np.ascontiguousarray(source).reshape(-1)
 
 
 def _strided(flat: Any, offset: int, dims: list[tuple[int, int]]) -> Any:
@@ -115,12 +152,34 @@ def _empty(like: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, like.dtype)
 
 
-def _from_bytes(like: Any, data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+def _constant(like: Any, const: Const, shape: tuple[int, ...]) -> Any:
+    """Return a constant of a dialect as an array of the kind of `like`, of the constant's own dtype."""
     import numpy as np
 
-    array = np.frombuffer(data, {"I64": "<i8", "F32": "<f4"}[dtype]).reshape(shape).copy()
-    return like.new_tensor(array.tolist(), dtype=None) if hasattr(like, "new_tensor") else array
+    from vitconv.conversion.stream import constant_bytes
+
+    kinds = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "F64": "<f8", "F16": "<f2", "BOOL": "?", "U8": "u1"}
+    array = np.frombuffer(constant_bytes(const, shape), kinds[const.dtype]).reshape(shape).copy()
+    if not hasattr(like, "new_tensor"):
+        return array
+    import torch
+
+    return torch.from_numpy(array).to(like.device)
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return bool((a == b).all()) and tuple(a.shape) == tuple(b.shape)
+def _same_memory(a: Any, b: Any) -> bool:
+    if hasattr(a, "untyped_storage"):
+        return bool(a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
+    return bool(a.__array_interface__["data"] == b.__array_interface__["data"] and a.strides == b.strides)
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """Compare shape, dtype and bytes; a NaN equals itself, -0.0 is not 0.0."""
+    if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
+        return False
+    if not hasattr(a, "new_tensor"):
+        return bool(a.tobytes() == b.tobytes())
+    import torch
+
+    x, y = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return bool(torch.equal(x, y))
