@@ -45,7 +45,7 @@ _DIALECTS = {
     "vit": "hf-vit",
     "deit": "hf-deit",
     "dinov2": "hf-dinov2",
-    "dinov2_with_registers": "hf-dinov2-with-registers",
+    "dinov2_with_registers": "hf-dinov2-registers",
 }
 _CLASSES = {
     "vit": "ViTForImageClassification",
