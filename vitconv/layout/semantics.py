@@ -115,12 +115,14 @@ def fact_value(name: str, value: Any) -> Any:
     kind = next(t for t in get_args(hints[name]) if t is not type(None))
     try:
         parsed = _convert(kind, value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         raise UsageError(f"{name}={value!r}: expected {_describe(kind)}") from None
     if name in CHOICES and parsed not in CHOICES[name]:
         raise UsageError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}")
     if (kind is int and parsed <= 0) or (name.endswith("eps") and parsed < 0):
         raise UsageError(f"{name}={value!r}: expected a positive number")
+    if get_origin(kind) is tuple and int in get_args(kind) and min(parsed) <= 0:
+        raise UsageError(f"{name}={value!r}: expected positive numbers")
     return parsed
 
 

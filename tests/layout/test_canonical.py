@@ -1,0 +1,48 @@
+"""The canonical schema: one slot per template, concrete names to templates and back, roles."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitconv.errors import LayoutError
+from vitconv.layout.canonical import SCHEMA, layer_of, role_of, slot, template_of
+
+AXES = {"a", "c", "d", "d2", "e", "m", "n", "o", "p", "q", "r"}
+
+
+@pytest.mark.parametrize("template", SCHEMA)
+def test_slots_are_plain_axes_of_the_legend(template: str) -> None:
+    s = SCHEMA[template]
+    assert set(s.axes) <= AXES
+    assert len(set(s.axes)) == len(s.axes)
+    assert s.role
+    assert s.title
+    concrete = template.replace("{i}", "11")
+    assert template_of(concrete) == template
+    assert layer_of(concrete) == (11 if "{i}" in template else None)
+    assert role_of(concrete) == s.role
+
+
+@pytest.mark.parametrize("template", [t for t in SCHEMA if t.endswith(".bias")])
+def test_a_bias_has_the_axis_that_its_weight_puts_out(template: str) -> None:
+    assert SCHEMA[template].axes[0] == SCHEMA[template.removesuffix("bias") + "weight"].axes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "layer"),
+    [
+        ("blocks.3.ls1", "blocks.{i}.ls1", 3),
+        ("blocks", "blocks", None),
+        ("blocks.x.ls1", "blocks.x.ls1", None),
+        ("norm.weight", "norm.weight", None),
+        ("embed.pos", "embed.pos", None),
+    ],
+)
+def test_templates(name: str, template: str, layer: int | None) -> None:
+    assert template_of(name) == template
+    assert layer_of(name) == layer
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"'blocks\.\{i\}\.attn\.w' is not a canonical tensor of the plain family"):
+        slot("blocks.{i}.attn.w")
