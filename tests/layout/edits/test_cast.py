@@ -133,6 +133,9 @@ def test_an_overflow_inside_is_reported_though_it_is_not_written(held: Callable[
     with pytest.raises(Refused, match="1 of 2 elements"):
         check_before_writing(out.network, out.read)
     assert np.array_equal(net.edited("cast:F16,overflow=clamp", "cast:F32")["head.bias"], [65504, 1])
+    # The pass goes on behind it, so that all is reported at once.
+    twice = net.edited("cast:F16", "cast:BF16")
+    assert [f.report.overflow for f in findings(twice.network, twice.read)] == [1, 0]
 
 
 def test_nothing_is_read_where_nothing_is_rounded(random_network: Callable[..., Any]) -> None:

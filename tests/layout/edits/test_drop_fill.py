@@ -20,6 +20,8 @@ from vitconv.errors import Refused, UsageError
         ("blocks.{i}.attn.k.bias", ["blocks.0.attn.k.bias", "blocks.1.attn.k.bias"]),
         ("blocks.*.norm?.bias", [f"blocks.{i}.norm{j}.bias" for i in (0, 1) for j in (1, 2)]),
         ("blocks.1.mlp.up.weight", ["blocks.1.mlp.up.weight"]),
+        ("blocks.{0..1}.attn.{q,v}.bias", [f"blocks.{i}.attn.{x}.bias" for i in (0, 1) for x in "qv"]),
+        ("blocks.{0,1..1}.norm1.bias", ["blocks.0.norm1.bias", "blocks.1.norm1.bias"]),
     ],
 )
 def test_drop(random_network: Callable[..., Any], pattern: str, gone: list[str]) -> None:
@@ -114,7 +116,7 @@ def test_fill_says_whether_it_is_felt(random_network: Callable[..., Any], edit: 
 
 def test_fill_bias_of_every_layer(model: Callable[..., Any]) -> None:
     before = model(q_bias=False, k_bias=False, v_bias=False)
-    out = before.held.edited(*(f"fill:blocks.{{i}}.attn.{x}.bias=0" for x in "qkv"))
+    out = before.held.edited("fill:blocks.{i}.attn.{q,k,v}.bias=0")
     assert out.network.log[0].added == ("blocks.0.attn.q.bias", "blocks.1.attn.q.bias")
     after = before.function(out, q_bias=True, k_bias=True, v_bias=True)
     assert torch.equal(before.vit(images()), after(images()))

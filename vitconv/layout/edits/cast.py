@@ -76,7 +76,12 @@ CAST = Edit(
             choice(*OVERFLOW),
             otherwise="refuse",
         ),
-        Param("only", "canonical names: * and ? as in file names, {i} for any layer", str.strip, otherwise="all"),
+        Param(
+            "only",
+            "canonical names: * and ? as in file names, {i} any layer, {q,k}, {0..3}",
+            str.strip,
+            otherwise="all",
+        ),
     ),
     apply=_apply,
     bare="dtype",

@@ -6,7 +6,7 @@ import fnmatch
 
 from vitconv.errors import UsageError
 from vitconv.layout.canonical import template_of
-from vitconv.layout.edits.edit import Edit, Param, Values, without
+from vitconv.layout.edits.edit import Edit, Param, Values, spelled, without
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Network
 from vitconv.layout.semantics import Semantics
@@ -29,8 +29,8 @@ def _apply(network: Network, values: Values) -> Network:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Say whether a canonical name fits a pattern: `*` and `?` as in file names, `{i}` for any layer."""
-    return fnmatch.fnmatchcase(name, pattern.replace("{i}", "*")) or pattern == template_of(name)
+    """Say whether a canonical name fits a pattern: `*` and `?` as in file names, `{i}` any layer, `{q,k}`, `{0..3}`."""
+    return any(fnmatch.fnmatchcase(name, p.replace("{i}", "*")) for p in spelled(pattern))
 
 
 def _unfelt(network: Network, gone: list[str]) -> str:
@@ -57,7 +57,12 @@ DROP = Edit(
     exact="no; yes for a mask token, and for key biases under softmax attention without key norm or rotary positions",
     adjoint="none; zero where the function does not depend on the tensor",
     params=(
-        Param("pattern", "canonical names: * and ? as in file names, {i} for any layer", str.strip, required=True),
+        Param(
+            "pattern",
+            "canonical names: * and ? as in file names, {i} any layer, {q,k}, {0..3}",
+            str.strip,
+            required=True,
+        ),
     ),
     apply=_apply,
     bare="pattern",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,24 @@ def show(size: tuple[int, int]) -> str:
 def named(template: str, depth: int) -> list[str]:
     """Return the concrete names of a canonical template, one per layer."""
     return [template.replace("{i}", str(i)) for i in range(depth)] if "{i}" in template else [template]
+
+
+def spelled(pattern: str) -> list[str]:
+    """Return the patterns that `{q,k,v}` and `{0..11}` stand for, as messages write them; `{i}` stays."""
+    for m in re.finditer(r"\{([^{}]*)\}", pattern):
+        span = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", m[1])
+        if span:
+            options = [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
+        elif "," in m[1]:
+            options = [found for part in m[1].split(",") for found in _span(part.strip())]
+        else:
+            continue
+        return [p for o in options for p in spelled(pattern[: m.start()] + o + pattern[m.end() :])]
+    return [pattern]
+
+
+def _span(part: str) -> list[str]:
+    return [p.strip("{}") for p in spelled(f"{{{part}}}")]
 
 
 def sized(network: Network, facts: Mapping[str, Any] | None = None, **sizes: int) -> Network:

@@ -8,7 +8,7 @@ from typing import Any
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.arith import FLOATS
 from vitconv.layout.canonical import SCHEMA, slot, template_of
-from vitconv.layout.edits.edit import Edit, Param, Values, choice, count, named, sized
+from vitconv.layout.edits.edit import Edit, Param, Values, choice, count, named, sized, spelled
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Made, Network
 
@@ -33,7 +33,8 @@ def _apply(network: Network, values: Values) -> Network:
             raise UsageError(f"--edit fill: {x}={n}, but this network has {x}={network.sizes[x]}")
     network = sized(network, **sizes)
     for name, number in values["names"].items():
-        network = _fill(network, name, number, values.get("dtype"))
+        for one in spelled(name):
+            network = _fill(network, one, number, values.get("dtype"))
     return network
 
 
