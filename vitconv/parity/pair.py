@@ -138,8 +138,8 @@ class Pair:
             seed=seed,
         )
         self.runs += 1
-        if teacher is None and not hooks and images is None and self.sink is not None and rounded is None:
-            self.sink(done, of)
+        if self.sink is not None and teacher is None and not hooks and images is None and built is None and seed == 0:
+            self.sink(done, of if rounded is None else f"{of}@{str(rounded).removeprefix('torch.')}")
         if plain and _nbytes(done) + sum(map(_nbytes, self._kept.values())) <= KEEP_BYTES:
             self._kept[key] = done
         return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from vitconv.parity.suggest import suggestion
 from vitconv.parity.weights import Weights, check_file, given, load_weights
 from vitconv.registry import HOSTS, load, names
 
+_SIZES = ("image_size",)
 Target: TypeAlias = "str | Path | nn.Module | Built"
 Sets: TypeAlias = "Mapping[str, Any] | Sequence[str]"
 
@@ -39,6 +40,7 @@ class Asked:
         dialect: the dialect of the checkpoint, or of the network's state dict.
         branch: which set of weights of the checkpoint.
         edits: edits of the other side's weights on their way to this side.
+        sizes: facts that libraries take as an argument of the same name, as they were given.
     """
 
     facts: Mapping[str, Any]
@@ -47,6 +49,7 @@ class Asked:
     dialect: str | None = None
     branch: str | None = None
     edits: tuple[str, ...] = ()
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wishes(self) -> Wishes:
@@ -59,23 +62,28 @@ def asked(sets: Sets = (), dialect: str | None = None, branch: str | None = None
     facts: dict[str, Any] = {}
     options: dict[str, Any] = {}
     choices: dict[str, str] = {}
+    sizes: dict[str, Any] = {}
     known = set(Semantics.__dataclass_fields__)
     pairs = [_pair(text, known) for text in sets] if not isinstance(sets, Mapping) else list(sets.items())
     for name, value in pairs:
         if name.startswith("from."):
             choices[name[5:]] = str(value)
         elif name in known:
-            facts[name] = fact_value(name, value)
+            # One number for a size is a square, in text as in Python.
+            square = name in _SIZES and isinstance(value, int)
+            facts[name] = fact_value(name, str(value) if square else value)
+            if name in _SIZES:
+                sizes[name] = value
         else:
             options[name] = value
-    return Asked(facts, options, choices, dialect, branch, tuple(edits))
+    return Asked(facts, options, choices, dialect, branch, tuple(edits), sizes)
 
 
 def _pair(text: str, known: set[str]) -> tuple[str, Any]:
     name, eq, value = (x.strip() for x in text.partition("="))
     if not eq or not name:
         raise UsageError(f"{text}: expected NAME=VALUE, such as heads=12")
-    if name in known:
+    if name in known and name not in _SIZES:
         return parse_fact(text)
     try:
         return name, ast.literal_eval(value)
@@ -167,7 +175,8 @@ def _built(half: _Half, ask: Asked, source: Weights | None) -> Side:
         if ask.edits and half.weights is None:
             network = edited(shapes, facts, source.sizes, source.depth, ask.edits).network
             shapes, facts = network.shapes, network.facts.replaced(ask.facts)
-    spec = Spec(half.model, ask.options, facts, shapes)
+    options = {**ask.sizes, **ask.options} if "*" in host.options and half.host != "timm" else ask.options
+    spec = Spec(half.model, options, facts, shapes)
     try:
         built = host.build(spec)
     except Refused as e:

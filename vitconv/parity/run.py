@@ -6,19 +6,23 @@ A run folder has `run.json` and `A/` and `B/`, or one of them, with one file per
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitconv.errors import BadFile, Refused, UsageError
+from vitconv.layout.match import collapse
 from vitconv.layout.semantics import Semantics, semantics_from_json
 from vitconv.parity.compare import Gap, error_against, gaps, pooled
 from vitconv.parity.environment import environment
 from vitconv.parity.pair import Pair
 from vitconv.parity.precision import PRECISIONS, precision_of
+from vitconv.parity.side import Side
 from vitconv.parity.stage import Row, Stage, skipped, stage
 from vitconv.parity.stages.function import KEY, TITLE, row_of
 from vitconv.parity.stages.numerics import judge_rows, limits_of, ratios_of
@@ -52,22 +56,28 @@ class Recorder:
     def finish(self, result: Result) -> None:
         """Write `run.json`: what was run, and what was found."""
         pair = self.pair
-        accounting = [
-            {"name": r.name, "status": r.status, "detail": r.detail, "blame": r.blame, "stage": s.key}
+        sanity = [
+            {"name": r.name, "status": r.status, "detail": r.detail, "blame": r.blame}
             for s in result.stages
-            if s.key in ("accounting", "sanity") and s.why_skipped is None
+            if s.key == "sanity"
             for r in s.rows
         ]
         document = {
             "schema": SCHEMA,
             "version": VERSION,
             "sides": {
-                s.label: {"spec": s.spec, "dialect": s.dialect, "facts": s.facts.known(), "weights": s.origin}
+                s.label: {
+                    "spec": s.spec,
+                    "dialect": s.dialect,
+                    "facts": s.facts.known(),
+                    "weights": s.origin,
+                    "tensors": _fingerprints(s),
+                }
                 for s in (pair.a, pair.b)
             },
             "seed": pair.seed,
             "traces": self.index,
-            "stages": accounting,
+            "sanity": sanity,
             "spread": {s.key: s.data["spread"] for s in result.stages if "spread" in s.data},
             "verdict": result.verdict,
             "reason": result.reason,
@@ -76,6 +86,17 @@ class Recorder:
         }
         text = json.dumps(document, indent=1, default=str)
         (self.folder / "run.json").write_text(text, encoding="utf-8")
+
+
+def _fingerprints(side: Side) -> dict[str, list[Any]]:
+    """Return {canonical name: [dtype, shape, sha256 of the bytes]}; without weights [None, shape, None]."""
+    if side.weights is None:
+        return {n: [None, list(s), None] for n, s in side.shapes.items()}
+    out: dict[str, list[Any]] = {}
+    for name, t in side.weights.items():
+        data = t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        out[name] = [str(t.dtype).removeprefix("torch."), list(t.shape), hashlib.sha256(data).hexdigest()]
+    return out
 
 
 def write_trace(path: Path, t: Trace, of: str) -> dict[str, Any]:
@@ -184,15 +205,15 @@ def _judged(a: tuple[Run, str], b: tuple[Run, str], profile: str) -> Result:
     left = {key[1:] for key in run_a.listed() if key[0] == label_a}
     right = {key[1:] for key in run_b.listed() if key[0] == label_b}
     common = left & right
-    stages = list(_kept(run_a, run_b))
+    stages = list(_recorded(a, b))
     if run_a.document["seed"] != run_b.document["seed"]:
         raise Refused(f"the runs have other probes: seeds {run_a.document['seed']} and {run_b.document['seed']}")
-    stages.append(_function(a, b, sorted(k for k in common if k[0] == "fp64"), rules))
+    stages.append(_function(a, b, sorted(k for k in common if k[0] == "fp64" and "@" not in k[1]), rules))
     for precision in PRECISIONS[1:]:
         keys = sorted(k for k in common if k[0] == precision)
         if keys:
             stages.append(_numerics(a, b, keys, precision, rules))
-    lost = sorted("/".join(k) for k in left ^ right)
+    lost = sorted("/".join(k) for k in left ^ right if "@" not in k[1])
     if lost:
         stages.append(stage("missing", "Traces of one side only", [Row(", ".join(lost), "warn", "not compared")]))
     word: Word
@@ -207,21 +228,27 @@ def _spec(run: Run, label: str) -> str:
     return f"{run.folder} {label} ({run.document['sides'][label]['spec']})"
 
 
-def _kept(a: Run, b: Run) -> Iterator[Stage]:
-    """Take over what accounting and sanity found when the runs were made."""
-    for key in ("accounting", "sanity"):
-        rows = []
-        for run in dict.fromkeys((str(a.folder), str(b.folder))):
-            document = (a if run == str(a.folder) else b).document
-            rows += [
-                Row(f"{r['name']}", r["status"], r["detail"], blame=r["blame"])
-                for r in document["stages"]
-                if r["stage"] == key
-            ]
-        if rows:
-            yield stage(key, f"{key}, as recorded", rows)
-        else:
-            yield skipped(key, key, "not recorded in the run")
+def _recorded(a: tuple[Run, str], b: tuple[Run, str]) -> Iterator[Stage]:
+    """Compare the fingerprints of the tensors, and take over what sanity found of each side."""
+    left, right = (run.document["sides"][label]["tensors"] for run, label in (a, b))
+    only = sorted(set(left) ^ set(right))
+    unequal = [n for n in left if n in right and left[n] != right[n]]
+    rows = [Row("tensors", "ok", f"{len(left)} canonical tensors of A, {len(right)} of B")]
+    if only:
+        rows.append(Row("only in one side", "fail", ", ".join(collapse(only))))
+    if unequal:
+        rows.append(Row("same weights", "fail", f"other bits, shape or dtype: {', '.join(collapse(unequal))}"))
+    elif left and next(iter(left.values()))[2] is not None:
+        rows.append(Row("same weights", "ok", f"{len(left)} tensors have the same fingerprint"))
+    yield stage("accounting", "Every tensor accounted for", rows)
+    found = []
+    for label, (run, own) in (("A", a), ("B", b)):
+        found += [
+            Row(f"{label}: {r['name'].partition(': ')[2]}", r["status"], r["detail"], blame=r["blame"])
+            for r in run.document["sanity"]
+            if r["name"].startswith(f"{own}: ")
+        ]
+    yield stage("sanity", "Was the test itself sound?", found) if found else skipped("sanity", "Sanity", "not recorded")
 
 
 def _function(a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str, str]], rules: Profile) -> Stage:
@@ -241,7 +268,9 @@ def _numerics(
 ) -> Stage:
     p, errors = precision_of(precision), ([], [])  # type: ignore[var-annotated]
     for _, weights, inputs in keys:
-        reference = a[0].trace(a[1], "fp64", weights, inputs)
+        rounded = f"{weights}@{str(p.dtype).removeprefix('torch.')}"
+        known = (a[1], "fp64", rounded, inputs) in a[0].listed()
+        reference = a[0].trace(a[1], "fp64", rounded if known else weights, inputs)
         for (run, label), into in zip((a, b), errors, strict=True):
             into.append(error_against(reference, run.trace(label, precision, weights, inputs)))
     left, right = (pooled(e) for e in errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from vitconv.layout.canonical import layer_of
 from vitconv.parity.compare import Gap, gaps
 from vitconv.parity.pair import Pair
 from vitconv.parity.precision import precision_of
+from vitconv.parity.side import Side
 from vitconv.parity.tolerance import K_BLOCK, K_PARAMETER, ROUNDINGS, SAME_FUNCTION
 from vitconv.parity.trace import Trace
 
@@ -158,11 +160,11 @@ def _blocks(
     pair: Pair, reference: Trace, precision: str, weights: str, inputs: str, loss_scale: float
 ) -> tuple[BlockGap, ...]:
     """Run every block of B, and outside float64 of A too, on the float64 baseline's input and gradient."""
-    forced_b = pair.run(pair.b, inputs, precision, weights, teacher=reference, loss_scale=loss_scale)
+    forced_b = _forced(pair, pair.b, reference, precision, weights, inputs, loss_scale)
     update, inner = _updates(reference, forced_b)
     limit = back_limit = SAME_FUNCTION
     if precision != "fp64":
-        forced_a = pair.run(pair.a, inputs, precision, weights, teacher=reference, loss_scale=loss_scale)
+        forced_a = _forced(pair, pair.a, reference, precision, weights, inputs, loss_scale)
         base, inner_base = _updates(reference, forced_a)
         floor = ROUNDINGS * precision_of(precision).unit
         update = {n: v / max(base[n], floor) for n, v in update.items()}
@@ -175,6 +177,17 @@ def _blocks(
         back = max((v for (kind, _), v in own.items() if kind != "tap"), default=0.0)
         out.append(BlockGap(name, gap, part, back, gap > limit, back > back_limit))
     return tuple(out)
+
+
+def _forced(
+    pair: Pair, side: Side, reference: Trace, precision: str, weights: str, inputs: str, loss_scale: float
+) -> Trace:
+    try:
+        return pair.run(side, inputs, precision, weights, teacher=reference, loss_scale=loss_scale)
+    except Refused:
+        # Where the first block's input cannot be put in, it gets the side's own; the others get the teacher's.
+        teacher = dataclasses.replace(reference, taps={n: t for n, t in reference.taps.items() if n != "embed"})
+        return pair.run(side, inputs, precision, weights, teacher=teacher, loss_scale=loss_scale)
 
 
 def _owner(kind: str, name: str, blocks: list[str]) -> str | None:

@@ -1,0 +1,172 @@
+"""Do two networks compute the same, forward and backward, at every precision? Where they part, and why"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitconv.cli._options import json_option, report_option
+
+if TYPE_CHECKING:
+    from vitconv.parity.stage import Stage
+    from vitconv.parity.verdict import Result
+    from vitconv.report import Report
+
+
+@click.command("verify")
+@click.argument("a")
+@click.argument("b")
+@click.option("--weights", metavar="CHECKPOINT", help="Carry the weights of one checkpoint into both sides.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    metavar="NAME",
+    help="Judge the numerics at fp32, tf32, amp-fp16, amp-bf16, fp16 or bf16; several times for several. "
+    "Default: the first four. fp64 alone looks at no other.",
+)
+@click.option("--skip", multiple=True, metavar="STAGE", help="Leave out a stage: accounting, sanity, function, "
+              "numerics, numerics-PRECISION, where or why.")  # fmt: skip
+@click.option("--set-a", multiple=True, metavar="NAME=VALUE", help="State a fact about A, or an option of its host.")
+@click.option("--set-b", multiple=True, metavar="NAME=VALUE", help="State a fact about B, or an option of its host.")
+@click.option("--dialect-a", metavar="DIALECT", help="The dialect of A's tensors; detected otherwise.")
+@click.option("--dialect-b", metavar="DIALECT", help="The dialect of B's tensors; detected otherwise.")
+@click.option("--branch-a", metavar="NAME", help="Which set of weights of A's checkpoint.")
+@click.option("--branch-b", metavar="NAME", help="Which set of weights of B's checkpoint.")
+@click.option("--edit-a", "edits_a", multiple=True, metavar="EDIT", help="Edit B's weights on their way to A.")
+@click.option("--edit-b", "edits_b", multiple=True, metavar="EDIT", help="Edit A's weights on their way to B.")
+@click.option("--inputs", multiple=True, metavar="NAME", help="Run these probe images only: coloured, single, "
+              "low-variance, large.")  # fmt: skip
+@click.option("--profile", default="default", show_default=True, help="The rules to judge by: default or strict.")
+@click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
+@click.option("--seed", default=0, show_default=True, help="Seed of probe weights and probe images.")
+@click.option("--blockwise", is_flag=True, help="Bound the memory: keep what passes between blocks, and compute each "
+              "block again in the backward pass.")  # fmt: skip
+@click.option("--save", type=click.Path(path_type=Path), metavar="RUN", help="Keep the traces in this folder.")
+@report_option
+@json_option
+def command(
+    a: str, b: str, precisions: tuple[str, ...], report_path: Path | None, as_json: bool, profile: str, **options: Any
+) -> int:
+    """Verify that B computes what A, the baseline, computes.
+
+    A and B are each a checkpoint, HOST:MODEL, HOST:MODEL@CHECKPOINT, or python:MODULE:FACTORY. When only one has
+    weights, the other gets them through the layouts. Two folders of --save are compared without running anything;
+    `verify judge RUN` judges one again.
+
+    Exit codes: 0 the same, 1 they differ, 3 undecided.
+    """
+    from vitconv.report import emit, save
+
+    folder = options.pop("save")
+    if a == "judge":
+        from vitconv.parity.run import judge_run
+
+        result = judge_run(b, profile)
+    elif _runs(a, b):
+        from vitconv.parity.run import compare_runs
+
+        result = compare_runs(a, b, profile)
+    else:
+        from vitconv.parity.verify import DEFAULT_PRECISIONS, verify
+
+        words = [sys.argv[0].rpartition("/")[2], *sys.argv[1:]]
+        with _progress() as told:
+            result = verify(
+                a,
+                b,
+                precisions=precisions or DEFAULT_PRECISIONS,
+                profile=profile,
+                save=folder,
+                progress=told,
+                command=" ".join(words),
+                **options,
+            )
+    document = report(result)
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(document, report_path)
+    return result.exit_code
+
+
+def _runs(a: str, b: str) -> bool:
+    return (Path(a) / "run.json").is_file() and (Path(b) / "run.json").is_file()
+
+
+def _progress() -> Any:
+    from contextlib import contextmanager
+
+    @contextmanager
+    def bar() -> Any:
+        if not sys.stderr.isatty():
+            yield None
+            return
+
+        def told(done: int, total: int, what: str) -> None:
+            sys.stderr.write(f"\r\033[K{done + 1}/{total} {what}")
+            sys.stderr.flush()
+
+        try:
+            yield told
+        finally:
+            sys.stderr.write("\r\033[K")
+
+    return bar()
+
+
+def report(result: Result) -> Report:
+    """Return the report of a verification."""
+    from vitconv.report import Fact, Report, Verdict
+
+    sides = (f"A: {result.spec_a}", f"B: {result.spec_b}")
+    left, right = result.facts_a.known(), result.facts_b.known()
+    facts = tuple(Fact(k, (_text(left.get(k)), _text(right.get(k)))) for k in dict.fromkeys([*left, *right]))
+    status = {"same": "ok", "differs": "fail", "undecided": "warn"}[result.verdict]
+    return Report(
+        "vitconv.verify",
+        "Do they compute the same?",
+        verdict=Verdict(result.verdict, status, result.reason),  # type: ignore[arg-type]
+        sides=sides,
+        facts=facts,
+        sections=tuple(_section(s) for s in result.stages),
+        environment=tuple(Fact(k, (_text(v),)) for k, v in result.environment.items()),
+        command=result.command,
+        data={
+            "stages": [_stage(s) for s in result.stages],
+            "where": None if result.where is None else _plain(result.where),
+            "cause": None if result.cause is None else _plain(result.cause),
+            "reason": result.reason,
+            "profile": result.profile,
+        },
+    )
+
+
+def _text(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _section(stage: Stage) -> Any:
+    from vitconv.report import Column, Row, Section
+
+    columns = (Column("name", "what"), Column("finding", "finding"))
+    rows = tuple(Row((r.name, r.detail), r.status) for r in stage.rows)
+    if stage.why_skipped is not None:
+        rows = (Row(("skipped", stage.why_skipped), "skip"),)
+    return Section(stage.key, stage.title, columns, rows, stage.notes)
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    rows = [{"name": r.name, "status": r.status, "detail": r.detail, "values": dict(r.values)} for r in stage.rows]
+    return {
+        "key": stage.key, "title": stage.title, "status": stage.status, "rows": rows, "notes": list(stage.notes),
+        "seconds": stage.seconds, "runs": stage.runs, "why_skipped": stage.why_skipped,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    from dataclasses import asdict, is_dataclass
+
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
