@@ -24,6 +24,7 @@ from vitconv.layout.network import Made
         ("cast:BF16", {"dtype": "BF16"}),
         ("cast:dtype=BF16, overflow=inf", {"dtype": "BF16", "overflow": "inf"}),
         ("drop:head*", {"pattern": "head*"}),
+        ("drop:*.{q,v}.bias", {"pattern": "*.{q,v}.bias"}),
         ("fill:blocks.{i}.attn.k.bias=0,norm.bias=ones", {"names": {"blocks.{i}.attn.k.bias": 0.0, "norm.bias": 1.0}}),
         ("resize-position:16", {"to": (16, 16)}),
         ("resize-position:to=16x20,from=14x14", {"to": (16, 20), "from": (14, 14)}),
