@@ -21,7 +21,7 @@ from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
 from vitconv.layout.match import Match
-from vitconv.layout.network import Cell, Network, decode
+from vitconv.layout.network import Applied, Cell, Network, decode
 from vitconv.layout.plan import Plan, plan, prove
 from vitconv.layout.recipe import dense_view
 from vitconv.layout.rule import Alias, Const, Rule
@@ -31,6 +31,7 @@ from vitconv.registry import DIALECTS, load
 
 Tensors = dict[str, np.ndarray]
 WIDTHS = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+ONE = {"F8_E4M3": 0x38, "BF16": 0x3F80, "F16": 0x3C00, "F32": 0x3F800000, "F64": 0x3FF << 52}
 # Bits that a conversion by value would not keep: -0.0, quiet and signalling NaNs with payloads, the largest number.
 ODD = {
     1: (0x80, 0x7F, 0xFF, 0x01),
@@ -217,8 +218,8 @@ def carry(p: Plan, tensors: Tensors) -> Tensors:
             for n, s, d in x.dims:
                 src, dst = np.add.outer(src, np.arange(n) * s), np.add.outer(dst, np.arange(n) * d)
             if x.source.startswith("="):
-                assert not p.network.made[x.source].compute([]).any(), "only zeros are made up by a dialect"
-                flat[dst] = 0
+                (value,) = set(p.network.made[x.source].compute([]).ravel().tolist())
+                flat[dst] = {0.0: 0, 1.0: ONE[t.dtype]}[value]
             else:
                 flat[dst] = tensors[x.source].reshape(-1)[src]
         out[t.key] = flat.reshape(t.shape)
@@ -256,7 +257,8 @@ def convert(
     """
     match, network = network_of(case, tensors, source, choices)
     kept = {n: Cell(n, x.shape, case.dtype, dense_view(n, x.shape)) for n, x in (residue or {}).items()}
-    network = network.without(list(without))
+    gone = tuple(without)
+    network = network.without(gone).noted(Applied("drop", "made up on the way here", True, gone))
     network = replace(network, cells={**network.cells, **kept})
     p = plan(match, network, target, wanted=wanted, given=heads(case), order=list(tensors))
     prove(p)

@@ -9,7 +9,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitconv.errors import Refused
@@ -60,8 +60,8 @@ def there_and_back(forge: SimpleNamespace, random: Random, a: Dialect, b: Dialec
 @pytest.mark.parametrize(("a", "b"), PAIRS.values(), ids=PAIRS.keys())
 def test_there_and_back(forge: SimpleNamespace, a: Dialect, b: Dialect) -> None:
     reachable = any(forge.templates(v) >= forge.templates(w, needed=True) for v in a.variants for w in b.variants)
-    outcomes = {there_and_back(forge, Random(seed), a, b) for seed in range(8)}
-    more = iter(range(8, 60))
+    outcomes = {there_and_back(forge, Random(seed), a, b) for seed in range(3)}
+    more = iter(range(3, 60))
     while reachable and outcomes == {"refused"} and (seed := next(more, None)):
         outcomes.add(there_and_back(forge, Random(seed), a, b))
     assert outcomes <= OUTCOMES
@@ -69,5 +69,6 @@ def test_there_and_back(forge: SimpleNamespace, a: Dialect, b: Dialect) -> None:
 
 
 @given(random=st.randoms(use_true_random=False))
+@settings(max_examples=30)
 def test_there_and_back_at_any_size(forge: SimpleNamespace, random: Random) -> None:
     assert there_and_back(forge, random, *random.choice([*PAIRS.values()])) in OUTCOMES

@@ -128,7 +128,8 @@ def test_the_engine_slipping_on_one_side_is_caught_by_the_plans_own_proof(
 ) -> None:
     """The proof alone must object, before any element is moved."""
     module = network_module if side == "decode" else plan_module
-    monkeypatch.setattr(module, "view_of", lambda b, j, sizes: slip(recipe.view_of(b, j, sizes)))
+    slipping = type("Slipping", (recipe.Views,), {"of": lambda self, b, j: slip(recipe.Views.of(self, b, j))})
+    monkeypatch.setattr(module, "Views", slipping)
     good = dialect(GOOD)
     with pytest.raises(VitconvError):
         forge.convert(case, case.file, good, good, choices={}, wanted={})

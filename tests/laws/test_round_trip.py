@@ -34,7 +34,7 @@ def test_every_variant_survives_bit_by_bit(forge: SimpleNamespace, variant: Vari
 
 @pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_networks_of_any_size_survive_bit_by_bit(forge: SimpleNamespace, dialect: Dialect, random: Random) -> None:
     check(forge, random, random.choice(dialect.variants))
 

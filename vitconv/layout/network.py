@@ -10,7 +10,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError
 from vitconv.layout.match import Match
-from vitconv.layout.recipe import View, dense_view, part_shape, view_of
+from vitconv.layout.recipe import View, Views, dense_view, part_shape
 from vitconv.layout.semantics import Semantics
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -118,11 +118,12 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
         LayoutError: two tensors of the file claim one canonical name.
     """
     cells: dict[str, Cell] = {}
+    views = Views(match.sizes)
     for b in match.bound:
         for j, name in enumerate(b.parts):
             if name in cells:
                 raise LayoutError(f"both {cells[name].view.tensor} and {b.key} hold {name}")
-            cells[name] = Cell(name, part_shape(b, j, match.sizes), dtypes[b.key], view_of(b, j, match.sizes))
+            cells[name] = Cell(name, part_shape(b, j, match.sizes), dtypes[b.key], views.of(b, j))
     for t in match.variant.ties:
         for layer in range(match.depth):
             of = cells.get(t.of.replace("{i}", str(layer)))

@@ -16,7 +16,7 @@ from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
 from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
-from vitconv.layout.recipe import Piece, View, compose, tiles, view_of
+from vitconv.layout.recipe import Piece, View, Views, compose, tiles
 from vitconv.layout.rule import Const
 from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
@@ -93,7 +93,8 @@ def plan(
     _need_facts(target, said, facts)
     sizes = _sizes(target, said, network, given)
     filled = _filled(network, said, sizes)
-    targets = [_target(b, filled, sizes) for b in said.bound]
+    views = Views(sizes)
+    targets = [_target(b, filled, sizes, views) for b in said.bound]
     by_key = {t.key: t for t in targets}
     targets += [Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()]
     targets += [Target(k, c.dtype, shape_of(c.axes, sizes), (), (), c) for k, c in said.consts.items()]
@@ -164,8 +165,14 @@ def _filled(network: Network, said: Encoding, sizes: Mapping[str, int]) -> Netwo
         for j, name in enumerate(b.parts):
             if name in said.fills and name not in network.cells:
                 shape = shape_of(b.rule.parts[0 if b.rule.scanned else j].axes, sizes)
-                network = network.with_made(name, _constant(said.fills[name], shape, present[0].dtype))
+                dtype = present[0].dtype if present else _usual_dtype(network)
+                network = network.with_made(name, _constant(said.fills[name], shape, dtype))
     return network
+
+
+def _usual_dtype(network: Network) -> str:
+    dtypes = [c.dtype for c in network.cells.values()]
+    return max(dict.fromkeys(dtypes), key=dtypes.count)
 
 
 def _constant(value: float, shape: tuple[int, ...], dtype: str) -> Made:
@@ -177,13 +184,13 @@ def _constant(value: float, shape: tuple[int, ...], dtype: str) -> Made:
     return Made(f"filled with {value:g}", (), shape, dtype, compute)
 
 
-def _target(b: Bound, network: Network, sizes: Mapping[str, int]) -> Target:
+def _target(b: Bound, network: Network, sizes: Mapping[str, int], views: Views) -> Target:
     cells = [network.cells[n] for n in b.parts]
     dtypes = {c.dtype for c in cells}
     if len(dtypes) > 1:
         which = ", ".join(f"{c.name} {c.dtype}" for c in cells)
         raise Refused(f"{b.key} joins tensors of different dtypes ({which}); make them equal with --dtype")
-    pieces = tuple(compose(c.view, view_of(b, j, sizes)) for j, c in enumerate(cells))
+    pieces = tuple(compose(c.view, views.of(b, j)) for j, c in enumerate(cells))
     return Target(b.key, cells[0].dtype, shape_of(b.rule.axes, b.env(sizes)), _joined(pieces), b.parts)
 
 
@@ -216,10 +223,13 @@ def prove(p: Plan) -> int:
         LayoutError: the plan is wrong; nothing may be written.
     """
     count = _prove_source(p)
+    # The layers are alike, so each kind of target is looked at once.
+    full: set[tuple[Any, ...]] = set()
     for t in p.targets:
-        boxes = [(x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces]
-        if t.const is None and not tiles(boxes, math.prod(t.shape)):
+        boxes = tuple((x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces)
+        if t.const is None and (t.shape, boxes) not in full and not tiles(boxes, math.prod(t.shape)):
             raise LayoutError(f"the plan does not fill {t.key} exactly once")
+        full.add((t.shape, boxes))
     written = {n for t in p.targets for n in t.parts}
     said = written | {a for a, _ in p.equal} | {c.name for c in p.residue}
     said |= {n for applied in p.network.log for n in applied.removed}
@@ -233,13 +243,17 @@ def prove(p: Plan) -> int:
 def _prove_source(p: Plan) -> int:
     total = 0
     homes: dict[str, View] = {}
+    places = Views(p.source.sizes)
+    numels: dict[tuple[int, int], int] = {}
     for b in p.source.bound:
-        numel = math.prod(shape_of(b.rule.axes, b.env(p.source.sizes)))
-        views = [view_of(b, j, p.source.sizes) for j in range(len(b.parts))]
-        if not tiles([(v.offset, tuple(f for axis in v.dims for f in axis)) for v in views], numel):
-            raise LayoutError(f"the rule of {b.key} does not use each of its elements exactly once")
+        views = [places.of(b, j) for j in range(len(b.parts))]
+        kind = (id(b.rule), len(b.parts))
+        if kind not in numels:
+            numels[kind] = math.prod(shape_of(b.rule.axes, b.env(p.source.sizes)))
+            if not tiles([(v.offset, tuple(f for axis in v.dims for f in axis)) for v in views], numels[kind]):
+                raise LayoutError(f"the rule of {b.key} does not use each of its elements exactly once")
         homes |= zip(b.parts, views, strict=True)
-        total += numel
+        total += numels[kind]
     for t in p.source.variant.ties:
         for i in range(p.source.depth):
             of = homes.get(t.of.replace("{i}", str(i)))
@@ -252,12 +266,13 @@ def _prove_source(p: Plan) -> int:
 
 def _sample(p: Plan) -> None:
     bounds = {b.key: b for b in p.target.bound}
+    places = Views(p.sizes)
     for t in p.targets:
         b = bounds.get(t.key)
         if b is None:
             continue
         for j, name in enumerate(b.parts):
-            cell, home = p.network.cells[name], view_of(b, j, p.sizes)
+            cell, home = p.network.cells[name], places.of(b, j)
             if not cell.numel:
                 continue
             # Both ends, and two inner places that differ in every axis.

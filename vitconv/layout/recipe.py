@@ -71,15 +71,33 @@ def _walk(src: int, dst: int, dims: tuple[tuple[int, int, int], ...]) -> Iterato
         yield from _walk(src + j * s, dst + j * d, dims[1:])
 
 
+class Views:
+    """Where the parts of rules lie inside their wholes, for given axis sizes.
+
+    The layers of a network share their rules, so what was worked out for one layer is kept for the others.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._known: dict[tuple[int, int, int], tuple[int, tuple[tuple[Factor, ...], ...]]] = {}
+
+    def of(self, b: Bound, j: int) -> View:
+        """Return where part `j` of the rule lies inside the whole."""
+        known = self._known.get((id(b.rule), j, len(b.parts)))
+        if known is None:
+            known = self._known[id(b.rule), j, len(b.parts)] = self._work_out(b, j)
+        return View(b.key, *known)
+
+    def _work_out(self, b: Bound, j: int) -> tuple[int, tuple[tuple[Factor, ...], ...]]:
+        offset, where = places(b.rule.axes, b.env(self._sizes), term=j if b.rule.joined is not None else 0)
+        if "*" in where:
+            offset += j * where.pop("*")[1]
+        return offset, tuple(tuple(where[x] for x in axis.atoms if x != "1") for axis in part_axes(b, j))
+
+
 def view_of(b: Bound, j: int, sizes: Mapping[str, int]) -> View:
     """Return where part `j` of the rule lies inside the whole."""
-    env = b.env(sizes)
-    part = b.rule.parts[0 if b.rule.scanned else j]
-    offset, where = places(b.rule.axes, env, term=j if b.rule.joined is not None else 0)
-    if "*" in where:
-        offset += j * where.pop("*")[1]
-    dims = tuple(tuple(where[x] for x in axis.atoms if x != "1") for axis in part.axes)
-    return View(b.key, offset, dims)
+    return Views(sizes).of(b, j)
 
 
 def part_axes(b: Bound, j: int) -> Axes:

@@ -77,7 +77,11 @@ def _equations(tensor: str, axes: Axes, shape: tuple[int, ...], star: int | None
 def _solve(todo: list[Equation], given: Mapping[str, int] | None) -> dict[str, int]:
     env: dict[str, int] = dict(given or {})
     why: dict[str, str] = dict.fromkeys(env, "given by the user")
-    todo = list(dict.fromkeys(todo))
+    # The layers are alike: of equations that say the same, the first speaks for all.
+    first: dict[tuple[tuple[str, ...], bool, int, int | None], Equation] = {}
+    for eq in todo:
+        first.setdefault((eq.axis.atoms, eq.axis.joined, eq.n, eq.star), eq)
+    todo = list(first.values())
     while todo:
         rest = [t for t in todo if not _step(t, env, why)]
         if len(rest) == len(todo):
