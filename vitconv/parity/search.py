@@ -22,7 +22,7 @@ from vitconv.parity.faults.error import (
     residual,
 )
 from vitconv.parity.faults.fault import KINDS, Fault, Knobs
-from vitconv.parity.faults.rebuild import Rebuilt
+from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.model import ViT
 
@@ -153,6 +153,11 @@ class Search:
         for placed in found:
             knobs = None if knobs is None else placed.fault.apply(knobs, placed.layers)
         return knobs
+
+    def plain(self) -> list[Seen]:
+        """Run the reference without faults on every sample, in float64."""
+        rebuilt = Rebuilt(Knobs(self.config), self.weights, self.stored, self.backward, self.templates)
+        return [rebuilt.run(s.images, s.cotangent) for s in self.samples]
 
     def state(self, found: Combination) -> State | None:
         """Run a combination on all samples (on further ones while it gets somewhere) and sum up; None: impossible."""

@@ -110,6 +110,9 @@ def _entries() -> Iterator[Fault]:
     def grid(c: ViTConfig) -> bool:
         return c.positions > 1 and images(c)
 
+    def square_grid(c: ViTConfig) -> bool:
+        return grid(c) and len(set(c.grid)) == 1
+
     kernel = {
         "patch-transposed": ("height and width of the patch kernel are exchanged", lambda k: k.transpose(2, 3)),
         "patch-rotated": ("the patch kernel is turned by 180 degrees", lambda k: k.flip(2, 3)),
@@ -127,7 +130,6 @@ def _entries() -> Iterator[Fault]:
         ("cpq", "pqc", "(c p q) are read as (p q c)"),
         ("pqc", "cpq", "(p q c) are read as (c p q)"),
         ("cqp", "qpc", "(c q p) are read as (q p c)"),
-        ("pqc", "qpc", "(p q c) are read as (q p c)"),
     ):
         yield entry(
             f"patch-{first}-as-{second}",
@@ -174,10 +176,11 @@ def _entries() -> Iterator[Fault]:
         "pos-mirrored": ("the position grid is mirrored left to right", lambda g: g.flip(1)),
     }
     for name, (title, new) in grids.items():
-        yield entry(name, title, weights=_grid(new), when=lambda c: grid(c) and len(set(c.grid)) == 1)
-    for by, name in ((1, "pos-shifted"), (-1, "pos-shifted-back")):
-        title = "the rows of the position grid are shifted by one patch" + (" backward" if by < 0 else "")
-        yield entry(name, title, weights=_change("embed.pos", lambda t, by=by: t.roll(by, 0)), when=grid)
+        yield entry(name, title, weights=_grid(new), when=square_grid)
+    title = "the rows of the position grid are shifted by one patch"
+    yield entry("pos-shifted", title, weights=_change("embed.pos", lambda t: t.roll(1, 0)), when=grid)
+    title += " backward"
+    yield entry("pos-shifted-back", title, weights=_change("embed.pos", lambda t: t.roll(-1, 0)), when=grid)
     yield entry("pos-doubled", "positions are added twice", weights=_every_position(lambda t: t * 2), when=grid)
     yield entry("pos-missing", "positions are not added", weights=_every_position(lambda t: t * 0), when=grid)
     yield entry(

@@ -82,7 +82,8 @@ class Rebuilt:
             for leaf in self.leaves.values():
                 leaf.grad = None
             assert cotangent is not None
-            output.backward(cotangent.to(output))
+            # What changed the weights is part of the graph, and is gone through once for every input.
+            output.backward(cotangent.to(output), retain_graph=True)
             grads = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in self.leaves.items()}
             grads["input"] = torch.zeros_like(x) if x.grad is None else x.grad
         values = {n: v.detach() for n, v in seen.values().items()}
@@ -116,7 +117,7 @@ class Rebuilt:
         if backward and x.requires_grad and grad is not None and grad.shape == x.shape:
             for leaf in self.leaves.values():
                 leaf.grad = None
-            x.backward(grad.to(x))
+            x.backward(grad.to(x), retain_graph=True)
             grads = {n: w.grad for n, w in self.leaves.items() if w.grad is not None}
             grads["start"] = torch.zeros_like(given) if given.grad is None else given.grad
         values = {n: v.detach() for n, v in seen.values().items()}

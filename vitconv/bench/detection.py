@@ -1,0 +1,241 @@
+"""Which planted faults are seen, and which are named: a matrix over networks, weights and precisions.
+
+Networks are timm's, spoiled by `vitconv.bench.mutate`, which knows nothing of the fault catalogue; the explainer is
+shown nothing but traces.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitconv.bench.mutate import Mutation, embed_and_head
+from vitconv.bench.mutate_block import in_blocks
+from vitconv.hosts.base.host import Spec
+from vitconv.hosts.timm import HOST as TIMM
+from vitconv.parity.bridge import bridge_of, state_of
+from vitconv.parity.explain import Cause, explain_traces
+from vitconv.parity.faults.randomness import name_random
+from vitconv.parity.precision import precision_of
+from vitconv.parity.probe import probe_images, probe_weights
+from vitconv.parity.trace import Trace, trace
+from vitconv.vit.config import ViTConfig, config_from_shapes
+
+INPUTS = ("coloured", "low-variance")
+_SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
+
+
+@dataclass
+class Bench:
+    """One clean network with its weights, and what it does.
+
+    `weights`: init (timm's own initialisation), like (trained-like) or trained.
+    """
+
+    name: str
+    weights_name: str
+    net: Any
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    runs: dict[str, list[Trace]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.net = self.net.double().eval()
+        built = TIMM.describe(self.net, Spec())
+        self.images = {n: x for n, x in probe_images(built.inputs, 0).items() if n in INPUTS}
+        self.bridge = bridge_of(state_of(self.net), built.dialects, built.facts)
+        if self.weights_name == "like":
+            drawn = probe_weights(self.bridge.shapes, 0)
+            self.bridge.write(drawn, state_of(self.net))
+        self.weights = {n: w.detach() for n, w in self.bridge.read(state_of(self.net)).items()}
+        self.config: ViTConfig = config_from_shapes(self.bridge.shapes, built.facts)
+
+    def traces(self, net: Any, precision: str, *, backward: bool = True, seed: int = 0) -> list[Trace]:
+        """Run a network of this kind on all images."""
+        net = copy.deepcopy(net).to(precision_of(precision).dtype)
+        built = TIMM.describe(net, Spec())
+        return [
+            trace(built, x, 0, precision, inputs=name, bridge=self.bridge, backward=backward, seed=seed)
+            for name, x in self.images.items()
+        ]
+
+    def clean(self, precision: str) -> list[Trace]:
+        """Run the network itself; once."""
+        if precision not in self.runs:
+            self.runs[precision] = self.traces(self.net, precision)
+        return self.runs[precision]
+
+    def spoiled(self, *mutations: Mutation) -> Any:
+        """Return a copy with faults planted."""
+        net = copy.deepcopy(self.net)
+        for mutation in mutations:
+            mutation.plant(net)
+        return net
+
+    def explain(self, net: Any, precision: str) -> Cause:
+        """Explain what a network does that should be this one."""
+        return explain_traces(
+            self.config,
+            self.weights,
+            list(self.images.values()),
+            self.traces(net, precision),
+            right=self.clean(precision),
+        )
+
+
+def networks() -> dict[str, Callable[[], Any]]:
+    """Return the networks to spoil, by name: makers, for each is large."""
+    import timm
+    from timm.layers import GluMlp
+
+    def make(**more: Any) -> Callable[[], Any]:
+        def build() -> Any:
+            torch.manual_seed(0)
+            return timm.create_model("vit_tiny_patch16_224", pretrained=False, **{**_SMALL, **more})
+
+        return build
+
+    average = {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "qk_norm": True}
+    gated = {"mlp_layer": GluMlp, "act_layer": torch.nn.SiLU, "mlp_ratio": 4.0}
+    return {"token": make(init_values=0.3), "average": make(**average), "gated": make(**gated)}
+
+
+def benches(*, quick: bool = False, digits: Path | None = None) -> Iterator[Bench]:
+    """Yield the clean networks: each at its initialisation and with trained-like weights, and the trained one."""
+    if digits is not None:
+        import timm
+
+        yield Bench("digits", "trained", timm.create_model(f"local-dir:{digits}", pretrained=True))
+    for name, make in networks().items():
+        yield Bench(name, "like", make())
+        if not quick:
+            yield Bench(name, "init", make())
+
+
+def mutations() -> list[Mutation]:
+    """Return every single mutation."""
+    return [*embed_and_head(), *in_blocks()]
+
+
+def pairs(bench: Bench, count: int) -> list[tuple[Mutation, Mutation]]:
+    """Return pairs to plant together: one outside of the blocks and one inside, and some with both inside."""
+    draw = random.Random(0)
+    outside = [m for m in embed_and_head() if m.fits(bench.net) and not _whole(m)]
+    inside = [m for m in in_blocks() if m.fits(bench.net) and not m.random and "" not in m.truth]
+    named = {m.name: m for m in inside}
+    both = [
+        (named[a], named[b])
+        for a, b in itertools.product(
+            ("eps 1e-5 in blocks", "rows kqv", "rows read per head", "eps 1e-12 at the end"),
+            ("tanh GELU", "QuickGELU", "scale too large by 1 %", "tanh GELU in block 2", "no LayerScale"),
+        )
+        if a in named and b in named
+    ]
+    crossed = draw.sample([(a, b) for a in outside for b in inside], count)
+    return [*crossed, *draw.sample(both, min(len(both), count // 2))]
+
+
+def _whole(mutation: Mutation) -> bool:
+    """Whether it changes the same function whatever else is changed."""
+    return "class-last" in mutation.truth
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What came of one planting.
+
+    `effect`: the function changed at these weights. `seen`: the precision shows it. `named`: the explainer's answer
+    holds the truth. `accused`: it named something, and that was not it.
+    """
+
+    network: str
+    weights: str
+    precision: str
+    mutation: str
+    truth: tuple[str, ...]
+    effect: bool
+    seen: bool
+    named: bool
+    accused: bool
+    answer: tuple[tuple[str, ...], ...]
+    before: float
+    after: float
+    runs: int
+
+
+def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
+    """Plant and ask."""
+    net = bench.spoiled(*planted)
+    if any(m.random for m in planted):
+        return _random_cell(bench, planted, net, precision)
+    effect = _differs(bench, net)
+    cause = bench.explain(net, precision)
+    truths = {frozenset(t) for t in itertools.product(*(m.truth for m in planted))}
+    answers = {frozenset(names - {""}) for names in cause.names}
+    named = bool({frozenset(t - {""}) for t in truths} & answers)
+    seen = not cause.reason.endswith("no fault")
+    names = tuple(dict.fromkeys([cause.found, *cause.others])) if cause.found else ()
+    truth = tuple("|".join(m.truth) for m in planted)
+    text = " + ".join(m.name for m in planted)
+    return Cell(
+        bench.name,
+        bench.weights_name,
+        precision,
+        text,
+        truth,
+        effect,
+        seen,
+        named,
+        bool(cause.found) and not named,
+        names,
+        cause.before,
+        cause.after,
+        cause.runs,
+    )
+
+
+def _differs(bench: Bench, net: Any) -> bool:
+    from vitconv.parity.faults.error import exact_scale, ratios
+
+    for mine, theirs in zip(bench.clean("fp64"), bench.traces(net, "fp64"), strict=True):
+        if max(ratios(mine, theirs, exact_scale(theirs)).values()) > 1:
+            return True
+    return False
+
+
+def _random_cell(bench: Bench, planted: Sequence[Mutation], net: Any, precision: str) -> Cell:
+    images = {"coloured": bench.images["coloured"].repeat(3, 1, 1, 1)}
+    kept, bench.images = bench.images, images
+    try:
+        runs = [bench.traces(net, precision, backward=False, seed=s)[0] for s in range(1, 6)]
+    finally:
+        bench.images = kept
+    found = name_random(runs)
+    truth = tuple(t for m in planted for t in m.truth)
+    right = found in truth
+    text = " + ".join(m.name for m in planted)
+    answer = () if found is None else ((found,),)
+    seen = found is not None
+    return Cell(
+        bench.name, bench.weights_name, precision, text, truth, True, seen, right, seen and not right, answer, 0, 0, 5
+    )
+
+
+def summary(cells: Sequence[Cell]) -> Mapping[str, int]:
+    """Count: planted, without effect at these weights, missed, named, accused wrongly."""
+    real = [c for c in cells if c.effect]
+    return {
+        "planted": len(cells),
+        "no effect": len(cells) - len(real),
+        "missed": sum(not c.seen for c in real),
+        "named": sum(c.named for c in real),
+        "real": len(real),
+        "accused": sum(c.accused for c in cells),
+    }

@@ -1,0 +1,270 @@
+"""Why do two sides part: the fault that, put into the one, gives exactly what the other did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitconv.errors import VitconvError
+from vitconv.parity.faults import FAULTS
+from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
+from vitconv.parity.faults.randomness import name_random
+from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
+from vitconv.parity.precision import precision_of
+from vitconv.parity.search import Budget, Combination, Sample, Search, State
+from vitconv.parity.side import Side
+from vitconv.parity.trace import Trace, cotangent_of
+from vitconv.parity.where import Where
+from vitconv.vit.config import ViTConfig, config_from_shapes
+
+# Coloured pictures show what is swapped, those of low variance show an eps.
+INPUTS = ("coloured", "low-variance")
+# Runs with different random numbers; a path that is dropped in one image of ten shows in most of four pairs.
+RANDOM_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What was found.
+
+    Attributes:
+        found: the faults, all at once: `name`, or `name@3` in block 3; () when nothing explains the difference.
+        before, after: the largest relative error between the sides, and with the faults put in.
+        excluded: the faults that were tried and do not explain it.
+        undetectable: the faults that could not be excluded at this noise.
+        rounds: how many faults were put in at once.
+        others: further combinations that give the same, to what could be told.
+        side: the side that has the faults, measured against the other one.
+        titles: the faults in words.
+        reason: a sentence.
+        proven: the error falls to what rounding gives; otherwise the size of the error is all that speaks for it.
+        runs: runs of the whole reference network; stretches: of parts of it.
+    """
+
+    found: tuple[str, ...] = ()
+    before: float = 0.0
+    after: float = 0.0
+    excluded: tuple[str, ...] = ()
+    undetectable: tuple[str, ...] = ()
+    rounds: int = 0
+    others: tuple[tuple[str, ...], ...] = ()
+    side: str = ""
+    titles: tuple[str, ...] = ()
+    reason: str = ""
+    proven: bool = True
+    runs: int = 0
+    stretches: int = 0
+    detail: tuple[Residual, Residual] | None = None
+
+    @property
+    def names(self) -> frozenset[frozenset[str]]:
+        """Return every combination that explains it, as sets of names of the catalogue without blocks."""
+        every = [self.found, *self.others] if self.found else []
+        return frozenset(frozenset(n.partition("@")[0] for n in names) for names in every)
+
+
+def explain(
+    side_a: Side,
+    side_b: Side,
+    where: Where | None = None,
+    budget: Budget | None = None,
+    *,
+    pair: Pair | None = None,
+) -> Cause:
+    """Search the fault catalogue for what makes side B (or A) compute something else than the other.
+
+    The side whose facts are known is rebuilt as the reference ViT and must compute the same as it does in float64;
+    faults are put into the rebuilt one, until it does what the other side did. In float64 that is a proof.
+
+    Args:
+        side_a: one side.
+        side_b: the other side.
+        where: where they part; it says at which weights, and in which precision. Float64 and probe weights unless
+            given.
+        budget: what the search may cost.
+        pair: the sides on the bench, with the runs made so far.
+    """
+    bench = pair or pair_of(side_a, side_b)
+    of = PROBE if where is None else where.weights
+    if where is not None and where.precision != "fp64":
+        from vitconv.parity.profile import explain_numerics
+
+        return explain_numerics(bench, where.precision, of)
+    reasons = []
+    for side in (bench.b, bench.a):
+        random = _random(bench, side, of)
+        if random is not None:
+            return random
+    last: Cause | None = None
+    for right, wrong in ((bench.a, bench.b), (bench.b, bench.a)):
+        cause = _one_way(bench, right, wrong, of, budget or Budget())
+        if cause.found:
+            return cause
+        reasons.append(cause.reason)
+        if last is None or (not last.excluded and cause.excluded):
+            last = cause
+    assert last is not None
+    return dataclasses.replace(last, reason="; ".join(dict.fromkeys(reasons)))
+
+
+def _random(pair: Pair, side: Side, of: str) -> Cause | None:
+    inputs = next(iter(pair.images))
+    runs = [pair.run(side, inputs, "fp64", of, backward=False, seed=seed) for seed in range(1, 3)]
+    name = name_random(runs)
+    if name is None:
+        return None
+    # More runs, and images enough to see some dropped and others not.
+    images = pair.images[inputs]
+    images = images.repeat(-(-6 // len(images)), *[1] * (images.ndim - 1))
+    more = [
+        pair.run(side, inputs, "fp64", of, backward=False, seed=seed, images=images)
+        for seed in range(1, RANDOM_RUNS + 1)
+    ]
+    name = name_random(more) or name
+    reason = f"side {side.label} is random in eval: {FAULTS[name].title}"
+    return Cause(found=(name,), side=side.label, titles=(FAULTS[name].title,), reason=reason, rounds=1, proven=False)
+
+
+def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> Cause:
+    try:
+        config = rebuilt_config(right, wrong)
+    except VitconvError as e:
+        return Cause(side=wrong.label, reason=f"side {right.label} cannot be rebuilt as the reference ViT: {e}")
+    weights = pair.weights(right, of)
+    names = [n for n in INPUTS if n in pair.images] or list(pair.images)[:1]
+    runs = {side.label: [pair.run(side, n, "fp64", of) for n in names] for side in (right, wrong)}
+    images = [pair.images[n] for n in names]
+    stored = of == GIVEN and _unlike(weights, pair.weights(wrong, of))
+    # Gradients of a side behind edits are in the other side's terms.
+    gradients = right.edits is None
+    cause = explain_traces(
+        config,
+        weights,
+        images,
+        runs[wrong.label],
+        right=runs[right.label],
+        seed=pair.seed,
+        budget=budget,
+        stored=stored,
+        gradients=gradients,
+    )
+    reason = cause.reason.replace("{A}", right.label).replace("{B}", wrong.label)
+    return dataclasses.replace(cause, side=wrong.label, reason=reason)
+
+
+def rebuilt_config(right: Side, wrong: Side) -> ViTConfig:
+    """Return the configuration of a side as the reference ViT; facts it does not show are taken from the other side.
+
+    That is no leap of faith: the rebuilt network is run and must compute what the side does.
+
+    Raises:
+        Refused: facts are missing, or the reference does not compute this.
+    """
+    facts = right.facts.filled({k: v for k, v in wrong.facts.known().items() if k != "residual_alpha"})
+    return config_from_shapes(right.shapes, facts)
+
+
+def explain_traces(
+    config: ViTConfig,
+    weights: Mapping[str, Tensor],
+    images: Sequence[Tensor],
+    wrong: Sequence[Trace],
+    *,
+    right: Sequence[Trace] = (),
+    seed: int = 0,
+    budget: Budget | None = None,
+    stored: bool = False,
+    gradients: bool = True,
+    catalogue: Sequence[str] = tuple(FAULTS),
+) -> Cause:
+    """Search for what makes the traces `wrong` out of the reference ViT of `config` and canonical `weights`.
+
+    Args:
+        config: the reference ViT that computes what is right.
+        weights: its canonical weights.
+        images: of each trace.
+        wrong: traces of the network under suspicion, in float64, or in float32 together with those of `right`.
+        right: traces of the side that is right, in the same precision: proof that the reference is that side, and in
+            float32 the measure of noise.
+        seed: of the cotangent of the traces.
+        budget: what the search may cost.
+        stored: the network under suspicion has other weights, and its gradients are at those.
+        gradients: whether gradients are in the terms of `weights`.
+        catalogue: the faults to try.
+    """
+
+    def samples(runs: Sequence[Trace], scales: Sequence[Scale | None]) -> list[Sample]:
+        kept = [r if gradients else dataclasses.replace(r, grads={}, tap_grads={}) for r in runs]
+        return [
+            Sample(x, cotangent_of(r.output.shape, seed) if gradients else None, r, scale)
+            for x, r, scale in zip(images, kept, scales, strict=True)
+        ]
+
+    precision = precision_of(wrong[0].precision)
+    low = precision.name != "fp64"
+    if right and not low:
+        proof = Search(config, weights, samples(right, [exact_scale(r) for r in right]))
+        base = proof.state(())
+        if base is None or not base.passes:
+            left = "it does not run" if base is None else f"it is off by {base.left}"
+            return Cause(reason=f"the reference ViT is not side {{A}} with the facts it shows: {left}")
+    scales: list[Scale | None] = [None] * len(wrong)
+    if low:
+        exact = Search(config, weights, samples(wrong, scales))
+        plain = exact.plain()
+        scales = [noise_scale(r, a, p, precision.unit) for r, a, p in zip(wrong, right, plain, strict=True)]
+    search = Search(
+        config, weights, samples(wrong, scales), budget or Budget(), stored=stored, catalogue=tuple(catalogue)
+    )
+    first, found = search.run()
+    if first is None:
+        return Cause(reason="the reference ViT does not run with side {A}'s facts")
+    return _cause(search, first, found)
+
+
+def _cause(search: Search, first: State, found: Sequence[State]) -> Cause:
+    before = max(first.left.forward, first.left.backward)
+    known = {"before": before, "runs": search.runs, "stretches": search.stretches}
+    if first.passes:
+        return Cause(after=before, reason="with side {A}'s facts side {B} computes the same: no fault", **known)  # type: ignore[arg-type]
+    if not found:
+        locus = first.locus
+        at = "" if locus is None else f"; they part {locus.phase} at {locus.tap}"
+        reason = f"none of the {len(search.tried)} faults that could show there explains it, nor do pairs of them{at}"
+        return Cause(after=before, excluded=tuple(search.tried), reason=reason, **known)  # type: ignore[arg-type]
+    best = found[0]
+    explained = {p.name for s in found for p in s.found}
+    words = " and ".join(p.title for p in best.found)
+    return Cause(
+        found=_names(best.found),
+        after=max(best.left.forward, best.left.backward),
+        excluded=tuple(name for name in search.tried if name not in explained),
+        rounds=len(best.found),
+        others=tuple(_names(s.found) for s in _distinct(found)),
+        titles=tuple(p.title for p in best.found),
+        reason=f"side {{B}} is side {{A}} with this: {words}",
+        detail=(first.left, best.left),
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def _names(found: Combination) -> tuple[str, ...]:
+    return tuple(str(p) for p in found)
+
+
+def _distinct(found: Sequence[State]) -> Iterator[State]:
+    """Yield what is not the first, nor the same with its blocks spelled out."""
+    seen = {frozenset(p.name for p in found[0].found)}
+    for state in found[1:]:
+        names = frozenset(p.name for p in state.found)
+        if names not in seen:
+            seen.add(names)
+            yield state
+
+
+def _unlike(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    both = one.keys() & two.keys()
+    return any(one[n].shape != two[n].shape or not bool((one[n] == two[n]).all()) for n in both)
