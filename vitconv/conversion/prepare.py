@@ -116,12 +116,15 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             checkpoint = open_checkpoint(order.restore)
             extra = (checkpoint,)
             network = _restored(network, checkpoint)
+        before = set(network.cells)
         network = _edited(network, order)
+        # A file that is only rewritten in its own dialect keeps its variant, unless an edit changed what it holds.
+        kept = source.match.dialect.name == target.name and set(network.cells) == before
         p = plan(
             source.match,
             network,
             target,
-            wanted={**_sticky(source, target), **order.choices},
+            wanted={**(source.match.variant.names if kept else {}), **order.choices},
             given=order.wishes.axes,
             order=list(source.stored),
         )
@@ -131,11 +134,6 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
         raise
-
-
-def _sticky(source: Recognised, target: Dialect) -> dict[str, str]:
-    """Keep the variant when a file is only rewritten in its own dialect."""
-    return dict(source.match.variant.names) if source.match.dialect.name == target.name else {}
 
 
 def _restored(network: Network, residue: Checkpoint) -> Network:

@@ -37,6 +37,11 @@ class Sources:
         checkpoint, stored = self.where[name]
         return checkpoint.read(stored)
 
+    def read_span(self, name: str, first: int, last: int) -> bytes:
+        """Return the bytes of elements first..last of the C-contiguous tensor, reading no others of a plain file."""
+        checkpoint, stored = self.where[name]
+        return checkpoint.read_range(stored, first * stored.itemsize, last * stored.itemsize)
+
     def width(self, name: str) -> int:
         """Return the width of an element in bytes."""
         return self.where[name][1].itemsize
@@ -124,12 +129,17 @@ def cell_array(plan: Plan, cell: Cell, sources: Sources) -> Any:
     import numpy as np
 
     kind = np.dtype(f"u{ITEMSIZE[cell.dtype]}")
-    flat = np.frombuffer(_bytes(plan, cell.view.tensor, sources), kind)
-    sizes = [n for axis in cell.view.dims for n, _ in axis]
-    strides = [s * kind.itemsize for axis in cell.view.dims for _, s in axis]
-    return np.ascontiguousarray(
-        np.lib.stride_tricks.as_strided(flat[cell.view.offset :], sizes, strides, writeable=False)
-    ).reshape(cell.shape)
+    view, factors = cell.view, [f for axis in cell.view.dims for f in axis]
+    last = view.offset + 1 + sum((n - 1) * stride for n, stride in factors)
+    if not cell.numel:
+        return np.empty(cell.shape, kind)
+    if view.tensor.startswith("="):
+        flat = np.frombuffer(_bytes(plan, view.tensor, sources), kind)[view.offset : last]
+    else:
+        flat = np.frombuffer(sources.read_span(view.tensor, view.offset, last), kind)
+    strides = [stride * kind.itemsize for _, stride in factors]
+    strided = np.lib.stride_tricks.as_strided(flat, [n for n, _ in factors], strides, writeable=False)
+    return np.ascontiguousarray(strided).reshape(cell.shape)
 
 
 def _views(out: Any, source: Any, p: Piece) -> tuple[Any, Any]:

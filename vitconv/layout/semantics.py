@@ -19,7 +19,16 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
     "pooling": ("token", "avg", "avg-prefix", "map", "none"),
     "position": ("learned", "sincos", "rope", "relative", "none"),
-    "position_resize": ("bicubic", "bicubic-antialias", "bicubic-offset", "bilinear", "bilinear-antialias"),
+    "position_resize": (
+        "bicubic",
+        "bicubic-antialias",
+        "bicubic-offset",
+        "bicubic-corners",
+        "bilinear",
+        "bilinear-antialias",
+        "bilinear-corners",
+        "nearest",
+    ),
     "attention": ("softmax", "causal", "linear", "focused-linear"),
 }
 
