@@ -9,8 +9,11 @@ import click
 
 from vitconv.cli.main import cli, verbs
 
-
-START, END = "<!-- dialects: made by `make docs` -->", "<!-- end -->"
+DIALECT_TABLE, EDIT_TABLE, END = (
+    "<!-- dialects: made by `make docs` -->",
+    "<!-- edits: made by `make docs` -->",
+    "<!-- end -->",
+)
 
 
 def page() -> str:
@@ -53,25 +56,40 @@ def dialect_table() -> str:
     return "\n".join(lines)
 
 
-def readme(text: str) -> str:
-    """Return README.md with its table of layouts made anew.
+def edit_table() -> str:
+    """Return the table of edits, as it stands in docs/convert.md."""
+    from vitconv.layout.edits.catalogue import describe_edits
+
+    rows = describe_edits()
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(row[c].replace("|", "\\|") for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def remade(text: str, start: str, table: str) -> str:
+    """Return a page with the table between its marks made anew.
 
     Raises:
         ValueError: the marks are not there.
     """
-    head, start, rest = text.partition(START)
+    head, found, rest = text.partition(start)
     _, end, tail = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"README.md has no {START!r} ... {END!r}")
-    return f"{head}{START}\n{dialect_table()}\n{END}{tail}"
+    if not found or not end:
+        raise ValueError(f"the page has no {start!r} ... {END!r}")
+    return f"{head}{start}\n{table}\n{END}{tail}"
 
 
-def write(root: Path) -> None:
-    """Write all that is made, below the folder of the repository."""
-    (root / "docs" / "cli.md").write_text(page(), encoding="utf-8")
-    path = root / "README.md"
-    path.write_text(readme(path.read_text(encoding="utf-8")), encoding="utf-8")
+def pages(root: Path) -> dict[Path, str]:
+    """Return {path: text} of all that is made, below the folder of the repository."""
+    readme, convert = root / "README.md", root / "docs" / "convert.md"
+    return {
+        root / "docs" / "cli.md": page(),
+        readme: remade(readme.read_text(encoding="utf-8"), DIALECT_TABLE, dialect_table()),
+        convert: remade(convert.read_text(encoding="utf-8"), EDIT_TABLE, edit_table()),
+    }
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    for path, text in pages(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
+        path.write_text(text, encoding="utf-8")
