@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitconv.errors import LayoutError
+from vitconv.layout import recipe
 from vitconv.layout.recipe import Piece, View, compose, dense_view, part_shape, tiles, view_of
 from vitconv.layout.rule import rule
 from vitconv.layout.unify import Bound
@@ -226,8 +227,9 @@ def test_a_row_range_is_one_run() -> None:
     assert piece.run == 20
 
 
-def test_too_many_runs_to_prove_are_said() -> None:
-    scattered = [(k * 3 + j, ((1 << 20, 9),)) for k in range(3) for j in (0, 2, 1)]
-    assert tiles(scattered, 9 << 20)
+def test_too_many_runs_to_prove_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "MAX_RUNS", 4)
+    n = 64
+    assert tiles([(k * 3 + j, ((n, 9),)) for k in range(3) for j in (0, 2, 1)], 9 * n)
     with pytest.raises(LayoutError, match="too many separate runs"):
-        tiles([(0, ((1 << 20, 3),)), (1, ((1 << 20, 3),)), (2, ((1, 3), (1 << 19, 3))), (2, ((1 << 19, 3),))], 3 << 20)
+        tiles([(0, ((n, 3),)), (1, ((n, 3),)), (2, ((1, 3), (n // 2, 3))), (2, ((n // 2, 3),))], 3 * n)
