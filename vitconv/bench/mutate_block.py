@@ -154,12 +154,12 @@ def _use(mine: Any, other: Any) -> None:
         override(module, forward=lambda self, x, whole=whole: whole(self.twin[0], x))
 
 
-def _round(dtype: torch.dtype, least: int = 1) -> Callable[[Any], None]:
+def _round(dtype: torch.dtype, *kinds: type[nn.Module]) -> Callable[[Any], None]:
     def plant(net: Any) -> None:
+        every = list(net.parameters()) if not kinds else [m.weight for m in net.modules() if isinstance(m, kinds)]
         with torch.no_grad():
-            for p in net.parameters():
-                if p.ndim >= least:
-                    p.copy_(p.to(dtype))
+            for p in every:
+                p.copy_(p.to(dtype))
 
     return plant
 
@@ -293,7 +293,7 @@ def in_blocks() -> Iterator[Mutation]:
     yield Mutation("blocks 1, 2 exchanged", ("swapped-with-next",), _exchange(1))
     for short, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         yield Mutation(f"weights in {short}", (f"weights-{short}",), _round(dtype))
-    yield Mutation("matrices in bf16", ("matrices-bf16",), _round(torch.bfloat16, 2))
+    yield Mutation("matrices in bf16", ("matrices-bf16",), _round(torch.bfloat16, nn.Linear, nn.Conv2d))
     yield from _backward(acts["tanh GELU"][1])
     yield from _random()
 

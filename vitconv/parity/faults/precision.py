@@ -24,9 +24,9 @@ def rounded(x: Tensor, dtype: str) -> Tensor:
     return x + (x.to(getattr(torch, dtype)).to(x.dtype) - x).detach()
 
 
-def _weights(dtype: str, chosen: Callable[[Tensor], bool]) -> OnWeights:
+def _weights(dtype: str, chosen: Callable[[str, Tensor], bool]) -> OnWeights:
     def change(w: Weights, _config: ViTConfig, _layers: Iterable[int]) -> Weights:
-        return {name: rounded(x, dtype) for name, x in w.items() if chosen(x)}
+        return {name: rounded(x, dtype) for name, x in w.items() if chosen(name, x)}
 
     return change
 
@@ -62,6 +62,10 @@ def _tf32(model: ViT, _layers: Iterable[int]) -> None:
     products_in_tf32(model)
 
 
+def _matrix(name: str, x: Tensor) -> bool:
+    return name.endswith(".weight") and x.ndim > 1
+
+
 def _images(dtype: str) -> Callable[[Tensor], Tensor]:
     return lambda x: rounded(x, dtype)
 
@@ -72,9 +76,9 @@ def _entries() -> Iterator[Fault]:
 
     for short, dtype in HALVES.items():
         title = f"weights were rounded to {dtype}"
-        yield entry(f"weights-{short}", title, weights=_weights(dtype, lambda x: True))
-        title = f"matrices were rounded to {dtype}, vectors were not"
-        yield entry(f"matrices-{short}", title, weights=_weights(dtype, lambda x: x.ndim > 1))
+        yield entry(f"weights-{short}", title, weights=_weights(dtype, lambda name, x: True))
+        title = f"the matrices of projections were rounded to {dtype}, all else was not"
+        yield entry(f"matrices-{short}", title, weights=_weights(dtype, _matrix))
         yield entry(f"images-{short}", f"images are rounded to {dtype}", images=_images(dtype), shows=("embed",))
     for short, dtype in HALVES.items():
         half: dict[str, object] = {"visible": "half", "per_block": True}

@@ -37,6 +37,7 @@ class Rebuilt:
         stored: gradients are taken at the weights after the changes, as a network has them whose file was changed; or
             at those before, as a network has them whose code is wrong.
         backward: keep what gradients need.
+        dtype: what is computed in.
         templates: networks of configurations met before, which are copied: making one anew costs more than running it.
     """
 
@@ -45,9 +46,10 @@ class Rebuilt:
     stored: bool = False
     backward: bool = True
     templates: dict[ViTConfig, ViT] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        given = {n: w.detach().double().requires_grad_(self.backward) for n, w in self.weights.items()}
+        given = {n: w.detach().to(self.dtype).requires_grad_(self.backward) for n, w in self.weights.items()}
         used = dict(given)
         with torch.set_grad_enabled(self.backward and not self.stored):
             for change in self.knobs.weights:
@@ -71,7 +73,7 @@ class Rebuilt:
     def run(self, images: Tensor, cotangent: Tensor | None = None) -> Seen:
         """Run on images; with a cotangent (of the output, any float) backward too."""
         backward = cotangent is not None and self.backward
-        x = images.detach().double().requires_grad_(backward)
+        x = images.detach().to(self.dtype, copy=True).requires_grad_(backward)
         with torch.set_grad_enabled(backward), recording(self.taps, gradients=backward) as seen:
             y = x
             for change in self.knobs.images:
@@ -96,7 +98,7 @@ class Rebuilt:
         one through which all passes, backward too: gradients are those of the weights on the way, and of `start`.
         """
         backward = grad is not None and self.backward
-        x = given = value.detach().double().requires_grad_(backward)
+        x = given = value.detach().to(self.dtype).requires_grad_(backward)
         with torch.set_grad_enabled(backward), recording(self.taps, gradients=False) as seen:
             if start is None:
                 for change in self.knobs.images:
