@@ -140,6 +140,11 @@ SEVERAL: dict[str, tuple[Any, list[tuple[str, Any]], str]] = {
         [("ema_model", B), ("online_model", A)],
         "EMA",
     ),
+    "parts larger than the network": (
+        {"predictor": {"w": torch.ones(99, 99)}, "dino_head": {"w": torch.ones(99, 99)}, "backbone": A},
+        [("backbone", A), ("predictor", {"w": torch.ones(99, 99)}), ("dino_head", {"w": torch.ones(99, 99)})],
+        "largest",
+    ),
     "two of one kind": (
         {"generator": A, "small": {"weight": torch.ones(2)}},
         [("generator", A), ("small", {"weight": torch.ones(2)})],

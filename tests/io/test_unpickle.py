@@ -253,6 +253,16 @@ def test_objects_without_end_stay_within_a_multiple_of_the_file(survives, data) 
     survives(buffer.getvalue())
 
 
+@pytest.mark.parametrize("code", [b"]", b"(", b"}", b"\x94", b"\x85", b"G" + bytes(8), b"X\x01\x00\x00\x00a", b"\x8f"])
+def test_objects_are_counted(monkeypatch, code) -> None:
+    monkeypatch.setattr("vitconv.io.machine._MAX_OBJECTS", 100)
+    unpickle(b"(N" + code * 90 + b"tN.", "test") if code != b"(" else unpickle(
+        b"N" + code * 90 + b"1" * 90 + b".", "test"
+    )
+    with pytest.raises(BadFile, match="far more objects"):
+        unpickle(b"N" + code * 102 + b".", "test")
+
+
 def test_deep_nesting_is_refused_or_read_without_recursion_trouble(survives) -> None:
     for depth in (50, 500, 20_000):
         data = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * depth + b"K\x01" + b"s" * depth + b"."

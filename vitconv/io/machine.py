@@ -5,6 +5,7 @@ from __future__ import annotations
 from vitconv.errors import BadFile
 from vitconv.io.records import External, Global, Record
 
+# At some hundred bytes each; an opcode of one byte makes at most one.
 _MAX_OBJECTS = 3_000_000
 # Of a number, in digits or in bytes.
 MAX_DIGITS = 1600
@@ -26,7 +27,7 @@ class Machine:
         self.memo: dict[int, object] = {}
         self.globals: dict[Global, None] = {}
         self.externals: list[External] = []
-        self.left = min(_MAX_OBJECTS, 20_000 + len(data))
+        self.left = _MAX_OBJECTS
 
     def fail(self, reason: str) -> BadFile:
         """Return the error for a fault at the current position."""
