@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitconv.initialise.network import Job, architecture
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.change import changed
 from vitconv.inits.base.live import recognised
-from vitconv.initialise.network import Job, architecture
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def network(name: str = "vit_tiny", norm: str | None = None, facts: dict[str, Any] | None = None, **size: str) -> Architecture:
+def network(
+    name: str = "vit_tiny", norm: str | None = None, facts: dict[str, Any] | None = None, **size: str
+) -> Architecture:
     """Return an architecture by name: real widths, few blocks."""
     changes = {k: size.pop(k) for k in ("layer_scale", "sub_norm") if k in size}
     arch, _ = architecture(name, Job("timm", size={"depth": "3", **size}, facts=facts or {}))

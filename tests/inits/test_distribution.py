@@ -63,7 +63,8 @@ def test_draws_have_the_moments(d: Distribution) -> None:
 
 @pytest.mark.parametrize(
     ("cut", "factor", "kurtosis", "reach"),
-    [(1.0, 0.53956, 1.9409, 1.8534), (3**0.5, 0.81464, 2.2293, 2.1262), (2.0, 0.87963, 2.3655, 2.2737), (3.0, 0.98658, 2.8289, 3.0408)],
+    [(1.0, 0.53956, 1.9409, 1.8534), (3**0.5, 0.81464, 2.2293, 2.1262),
+     (2.0, 0.87963, 2.3655, 2.2737), (3.0, 0.98658, 2.8289, 3.0408)],
     ids=["beit-pretraining", "xformers-timm", "tf", "3-sigma"],
 )  # fmt: skip
 def test_the_constants_of_the_usual_cuts(cut: float, factor: float, kurtosis: float, reach: float) -> None:
@@ -79,7 +80,9 @@ def test_fans_by_each_rule() -> None:
     assert (flat_fans((32, 3, 4, 4)).fan_in, flat_fans((32, 3, 4, 4)).fan_out) == (48, 32)
     assert (conv_fans((32, 3, 4, 4)).fan_in, conv_fans((32, 3, 4, 4)).fan_out) == (48, 512)
     assert fused_fans((192, 192)).total == 768
-    assert xavier_uniform(fused_fans((192, 192))).std == pytest.approx(xavier_normal(linear_fans((192, 192))).std / 2**0.5)
+    assert xavier_uniform(fused_fans((192, 192))).std == pytest.approx(
+        xavier_normal(linear_fans((192, 192))).std / 2**0.5
+    )
     assert torch_default(linear_fans((8, 192))).std == pytest.approx(1 / math.sqrt(3 * 192))
     assert lecun_normal(flat_fans((192, 3, 16, 16))).std == pytest.approx(768**-0.5)
 

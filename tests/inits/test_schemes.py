@@ -54,7 +54,20 @@ def test_a_std_that_is_a_tenth_off_is_seen(scheme: Scheme, make: Make) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_a_scheme_speaks_of_every_canonical_tensor(scheme: Scheme, make: Make) -> None:
     arch = fitting(scheme, make)
-    sizes = {"d": 192, "a": 192, "d2": 192, "m": 768, "e": 64, "h": 3, "n": 196, "r": 4, "c": 3, "p": 16, "q": 16, "o": 10}
+    sizes = {
+        "d": 192,
+        "a": 192,
+        "d2": 192,
+        "m": 768,
+        "e": 64,
+        "h": 3,
+        "n": 196,
+        "r": 4,
+        "c": 3,
+        "p": 16,
+        "q": 16,
+        "o": 10,
+    }
     shapes = {name.replace("{i}", "0"): tuple(sizes[a] for a in slot.axes) for name, slot in SCHEMA.items()}
     declared = scheme.declared(Architecture({**arch.shapes, **shapes}, arch.facts))
     assert len(declared) >= len(SCHEMA)
@@ -107,10 +120,13 @@ def test_an_unknown_placement_is_refused_where_it_matters(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("depth", "a", "b", "no_beta", "no_alpha"),
-    [(6, 1.8612, 0.3799, 6.93, 3.46), (12, 2.2134, 0.3195, 9.80, 4.90), (24, 2.6321, 0.2686, 13.86, 6.93), (48, 3.1302, 0.2259, 19.60, 9.80)],
+    [(6, 1.8612, 0.3799, 6.93, 3.46), (12, 2.2134, 0.3195, 9.80, 4.90),
+     (24, 2.6321, 0.2686, 13.86, 6.93), (48, 3.1302, 0.2259, 19.60, 9.80)],
     ids=["6", "12", "24", "48"],
 )  # fmt: skip
-def test_deepnet_constants_and_bound(depth: int, a: float, b: float, no_beta: float, no_alpha: float, make: Make) -> None:
+def test_deepnet_constants_and_bound(
+    depth: int, a: float, b: float, no_beta: float, no_alpha: float, make: Make
+) -> None:
     assert alpha(depth) == pytest.approx(a, abs=5e-5)
     assert beta(depth) == pytest.approx(b, abs=5e-5)
     arch = make(norm="deepnorm", depth=str(depth))
@@ -122,7 +138,9 @@ def test_deepnet_constants_and_bound(depth: int, a: float, b: float, no_beta: fl
     assert bound(make(depth=str(depth)), right) is None
 
 
-@pytest.mark.parametrize(("depth", "value"), [(12, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)], ids=["12", "18", "24", "36"])
+@pytest.mark.parametrize(
+    ("depth", "value"), [(12, 0.1), (18, 0.1), (24, 1e-5), (36, 1e-6)], ids=["12", "18", "24", "36"]
+)
 def test_layer_scale_by_depth(depth: int, value: float, make: Make) -> None:
     declared = SCHEMES["layer-scale"].declared(make(depth=str(depth), layer_scale="true"))
     assert declared["blocks.0.ls1"].centre == value

@@ -117,6 +117,8 @@ def _config(args: Mapping[str, Any], sizes: Mapping[str, int], facts: Semantics)
     cls, dist = bool(args["class_token"]), args["class"] == "VisionTransformerDistilled"
     table, rows = args["pos_embed"] == "learn", not args["no_embed_class"]
     average = args["global_pool"] == "avg" if args["fc_norm"] is None else bool(args["fc_norm"])
+    # In a res-post block it is the start of the norms' gain.
+    scaled = args["init_values"] is not None and args["block_fn"] != "ResPostBlock"
     final, norm_bias = bool(args["final_norm"]), facts.norm_kind != "rmsnorm"
     return ViTConfig(
         width=sizes["d"], depth=sizes["i"], attention_width=sizes["a"], mlp_width=sizes["m"],
@@ -127,7 +129,7 @@ def _config(args: Mapping[str, Any], sizes: Mapping[str, int], facts: Semantics)
         q_bias=bool(args["qkv_bias"]), k_bias=bool(args["qkv_bias"]), v_bias=bool(args["qkv_bias"]),
         out_bias=bool(args["proj_bias"]), mlp_bias=bool(args["proj_bias"]), norm_bias=norm_bias,
         qk_norm=bool(args["qk_norm"]), qk_norm_bias=norm_bias, attn_norm=bool(args["scale_attn_norm"]),
-        mlp_norm=bool(args["scale_mlp_norm"]), layer_scale=args["init_values"] is not None,
+        mlp_norm=bool(args["scale_mlp_norm"]), layer_scale=scaled,
         gated=args["mlp_layer"] in ("SwiGLU", "SwiGLUPacked"), embed_norm=bool(args["pre_norm"]),
         norm=final and not average, pool_norm=final and average,
     )  # fmt: skip

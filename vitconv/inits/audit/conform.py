@@ -88,9 +88,12 @@ def _bounds(m: Measured, d: Distribution) -> Conformity:
 def _scale(m: Measured, d: Distribution) -> Conformity:
     if m.n < 8 or d.std == 0.0:
         return OK
-    effect = math.log(m.std / d.std)
-    spread = math.sqrt((d.kurtosis - 1.0) / (4.0 * m.sampled))
-    if abs(effect) <= max(CERTAIN * spread, LARGE["scale"]):
+    effect = math.log(m.std / d.std) if m.std > 0 else -math.inf
+    # Wilson and Hilferty's cube root: the variance of few values is too skewed for its logarithm to be normal.
+    freedom = 2.0 * m.sampled / (d.kurtosis - 1.0)
+    spread = 2.0 / (9.0 * freedom)
+    z = ((m.std / d.std) ** (2.0 / 3.0) - (1.0 - spread)) / math.sqrt(spread)
+    if abs(z) <= CERTAIN or abs(effect) <= LARGE["scale"]:
         return OK
     return Conformity("fail", "scale", effect, f"std {m.std:.4g} is {m.std / d.std:.3f} of {d.std:.4g}")
 

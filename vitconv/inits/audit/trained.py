@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from vitconv.inits.audit.conform import conforms
 from vitconv.inits.audit.fit import Fitted
 from vitconv.inits.audit.measure import Measured
+from vitconv.inits.base.distribution import torch_default
+from vitconv.inits.base.fans import flat_fans
 
 State = Literal["never trained", "trained", "partly trained", "undecided"]
 
@@ -33,11 +36,15 @@ def training(fit: Fitted, measured: Mapping[str, Measured]) -> Training:
     fixed = [name for name, d in fit.declared.items() if d.family == "constant" and name in measured]
     # Norms are 1 and 0 in every scheme but one, biases 0 in most: what is constant is as an init left it.
     still = [name for name in fixed if measured[name].constant]
-    moved = [name for name in fixed if not measured[name].constant]
+    moved = [name for name in fixed if not measured[name].constant and not _torch_made(name, measured)]
     spectra = {name: m.edge for name, m in measured.items() if m.edge == m.edge}
     learned = [name for name, edge in spectra.items() if edge > LEARNED]
+    # A matrix that looks fresh beside a bias that moved was only trained little.
     fresh = tuple(
-        name for name, m in measured.items() if name in still or (name in spectra and spectra[name] < FRESH and _iid(m))
+        name
+        for name, m in measured.items()
+        if name in still
+        or (spectra.get(name, LEARNED) < FRESH and _iid(m) and name.removesuffix("weight") + "bias" not in moved)
     )
     if not moved and not learned:
         if fit.share > 0.95:
@@ -53,6 +60,14 @@ def training(fit: Fitted, measured: Mapping[str, Measured]) -> Training:
     if len(moved) < len(fixed) and cold and len(still) > 0.1 * len(fixed):
         return Training("partly trained", reason, fresh)
     return Training("trained", reason, fresh)
+
+
+def _torch_made(name: str, measured: Mapping[str, Measured]) -> bool:
+    """Say whether a bias is what torch's constructor draws: random from the start, so no sign of training."""
+    weight = measured.get(name.removesuffix("bias") + "weight")
+    if not name.endswith(".bias") or weight is None or len(weight.shape) < 2:
+        return False
+    return conforms(measured[name], torch_default(flat_fans(weight.shape))).good
 
 
 def _iid(m: Measured) -> bool:

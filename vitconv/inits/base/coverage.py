@@ -109,7 +109,7 @@ def _run(module: nn.Module, fn: Callable[[nn.Module], Any], each: bool) -> tuple
     params = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
     hidden = {name: (owner, t) for name, owner, t in hidden_tensors(module)}
     watched = {**params, **{name: t for name, (_, t) in hidden.items()}}
-    with _kept(watched):
+    with _kept(module, watched):
         with torch.no_grad():
             for t in watched.values():
                 t.fill_(math.nan)
@@ -163,12 +163,15 @@ def described(tensor: Tensor) -> str:
 
 
 @contextmanager
-def _kept(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put every tensor back as it was when the context ends; `data` that was swapped too."""
+def _kept(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put every tensor back as it was when the context ends; data and parameters that were swapped too."""
+    places = [(owner, name, p) for owner in module.modules() for name, p in owner.named_parameters(recurse=False)]
     before = {name: (t.data, t.detach().clone()) for name, t in tensors.items()}
     try:
         yield
     finally:
+        for owner, name, p in places:
+            setattr(owner, name, p)
         with torch.no_grad():
             for name, t in tensors.items():
                 data, copy = before[name]

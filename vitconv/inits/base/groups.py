@@ -18,8 +18,10 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # Every token and every position row.
         "role": ("embed.cls", "embed.dist", "embed.reg", "embed.mask", "embed.pos*"),
-        # timm 1.0.31, VisionTransformer.no_weight_decay: the registers are not in the list, and are no vector there.
-        "timm": ("embed.cls", "embed.dist", "embed.pos*"),
+        # timm 1.0.31, VisionTransformer.no_weight_decay.
+        "timm": ("embed.cls", "embed.dist", "embed.reg", "embed.pos*"),
+        # timm ahead of its #2712: the registers are not in the list, and are no vector there.
+        "timm-early": ("embed.cls", "embed.dist", "embed.pos*"),
         # facebookresearch/deit with the list of the timm it was written for: without the distillation token.
         "deit": ("embed.cls", "embed.pos*"),
     }
