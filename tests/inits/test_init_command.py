@@ -48,9 +48,10 @@ def test_the_json_has_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = str(tmp_path / "a.safetensors")
     code, text, _ = called(capsys, "init", "vit_tiny", out, "--scheme", "timm", "--to", "hf-vit", "--json", *SMALL)
     assert code == 0
-    rows = json.loads(text)["sections"]["tensors"] if isinstance(json.loads(text)["sections"], dict) else None
-    assert rows is None or rows
-    assert "blocks.{0..1}.attn.q.weight" in text
+    rows = {row["tensor"]: row for row in json.loads(text)["sections"][0]["rows"]}
+    q = rows["blocks.{0..1}.attn.q.weight"]
+    assert (q["std"], q["count"]) == (0.02, 2)
+    assert q["drawn"] == pytest.approx(0.02, rel=0.05)
 
 
 def test_the_wrong_architecture_exits_3_and_offers_the_change(
