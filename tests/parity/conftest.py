@@ -44,7 +44,10 @@ _WRAPPED = {"image": (16, 16), "patch": (4, 4), "channels": 3, "classes": 5}
 NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "timm": (
         "timm:vit_small_patch16_224",
-        {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2, "num_classes": 5},
+        {
+            "img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 2,
+            "num_classes": 5,
+        },
     ),
     "torchvision": (
         "torchvision:VisionTransformer",
@@ -78,7 +81,13 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def small_shapes(
-    width: int = 32, depth: int = 2, mlp: int = 64, patches: int = 16, patch: int = 4, channels: int = 3, classes: int = 5
+    width: int = 32,
+    depth: int = 2,
+    mlp: int = 64,
+    patches: int = 16,
+    patch: int = 4,
+    channels: int = 3,
+    classes: int = 5,
 ) -> dict[str, tuple[int, ...]]:
     """Canonical shapes of a plain ViT with a class token."""
     d, out = width, dict[str, tuple[int, ...]]()
@@ -104,7 +113,9 @@ def small_shapes(
 def write(tmp_path: Path) -> Callable[..., str]:
     """Write canonical weights, float32, with facts in the metadata; return the path."""
 
-    def to(name: str, weights: Mapping[str, Tensor] | None = None, facts: Mapping[str, Any] = FACTS, **more: Any) -> str:
+    def to(
+        name: str, weights: Mapping[str, Tensor] | None = None, facts: Mapping[str, Any] = FACTS, **more: Any
+    ) -> str:
         from safetensors.torch import save_file
 
         from vitconv.layout.semantics import Semantics
@@ -112,7 +123,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
         chosen = probe_weights(small_shapes(), 3) if weights is None else weights
         path = tmp_path / f"{name}.safetensors"
         said = Semantics(**{**facts, **more}).to_json()
-        tensors = {k: v.to(torch.float32 if v.dtype == torch.float64 else v.dtype).contiguous() for k, v in chosen.items()}
+        tensors = {
+            k: v.to(torch.float32 if v.dtype == torch.float64 else v.dtype).contiguous() for k, v in chosen.items()
+        }
         save_file(tensors, path, {"vitconv.facts": said})
         return str(path)
 
@@ -139,3 +152,25 @@ def network() -> Callable[[str], tuple[str, dict[str, Any]]]:
         return spec, copy.deepcopy(options)
 
     return of
+
+
+@pytest.fixture
+def live(weights: dict[str, Tensor]) -> Callable[..., Any]:
+    """Build a live reference ViT with the weights, then change it: `live(change, norm_eps=1e-5)`."""
+    from vitconv.hosts.base.host import Spec
+    from vitconv.layout.semantics import Semantics
+    from vitconv.parity.bridge import bridge_of, state_of
+    from vitconv.registry import HOSTS, load
+
+    def make(
+        change: Callable[[Any], None] | None = None, given: Mapping[str, Tensor] | None = None, **facts: Any
+    ) -> Any:
+        chosen = weights if given is None else given
+        shapes = {n: tuple(t.shape) for n, t in chosen.items()}
+        built = load(HOSTS, "reference").build(Spec("", {}, Semantics(**{**FACTS, **facts}), shapes))
+        bridge_of(state_of(built.module), ("canonical",)).write(chosen, state_of(built.module))
+        if change is not None:
+            change(built.module)
+        return built.module
+
+    return make

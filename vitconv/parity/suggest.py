@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitconv.configs.timm_table import arguments, models
 from vitconv.parity.weights import Weights
 
@@ -23,20 +25,29 @@ def suggestion(source: Weights, spec: str) -> str:
 
 
 def _timm(source: Weights) -> list[str]:
-    """Return names of timm's models with the sizes of these weights, the shortest first."""
-    sizes, found = source.sizes, []
-    pos = source.tensors.get("embed.pos")
+    """Return names of timm's models with the sizes and the tokens of these weights, the shortest first."""
+    sizes, has = source.sizes, source.tensors.__contains__
+    rows = sizes.get("n")
+    found = []
     for name in models():
         args = arguments(name)
-        if args is None or not isinstance(args["patch_size"], int) or not isinstance(args["img_size"], int):
+        if args is None:
             continue
+        image, patch = _pair(args["img_size"]), _pair(args["patch_size"])
         fits = (
-            args["embed_dim"] == sizes.get("d")
-            and args["depth"] == source.depth
-            and args["patch_size"] == sizes.get("p")
+            (args["embed_dim"], args["depth"], patch)
+            == (sizes.get("d"), source.depth, (sizes.get("p"), sizes.get("q")))
             and int(args["embed_dim"] * args["mlp_ratio"]) == sizes.get("m")
-            and (pos is None or (args["img_size"] // args["patch_size"]) ** 2 == pos.shape[0])
+            and (rows is None or (image[0] // patch[0]) * (image[1] // patch[1]) == rows)
+            and bool(args["class_token"]) == has("embed.cls")
+            and bool(args["reg_tokens"]) == has("embed.reg")
+            and bool(args["pre_norm"]) == has("embed.norm.weight")
+            and bool(args["init_values"]) == has("blocks.0.ls1")
         )
         if fits:
             found.append(name)
     return sorted(found, key=lambda n: (len(n), n))[:SHOWN]
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

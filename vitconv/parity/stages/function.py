@@ -40,10 +40,12 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
             rows.append(row_of(of, inputs, every[of, inputs], threshold))
             lost = missing(a, b)
             notes += [f"{what}: {', '.join(collapse(names))}" for what, names in lost.items() if "grad" not in what]
-            apart = {what: names for what, names in lost.items() if what.startswith("grad ")}
-            if apart:
-                said = "; ".join(f"{what}: {', '.join(collapse(names))}" for what, names in apart.items())
-                rows.append(Row(f"{of} weights, {inputs}: gradients of both", "fail", said, blame="undecided"))
+            apart = {n for what, names in lost.items() if what.startswith("grad ") for n in names}
+            # One that the other side does not have is another network; one that it has and does not show is unknown.
+            for names, blame in ((apart - _both(pair), "differs"), (apart & _both(pair), "undecided")):
+                if names:
+                    said = f"gradients of one side only: {', '.join(collapse(sorted(names)))}"
+                    rows.append(Row(f"{of} weights, {inputs}: gradients", "fail", said, blame=blame))  # type: ignore[arg-type]
             notes += [f"{t.side}: {t.facts['lifted']}" for t in (a, b) if "lifted" in t.facts]
     if GIVEN not in pair.sets:
         notes.append("no weights were given: probe weights only")
@@ -54,6 +56,10 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
         "by_run": {f"{of}/{inputs}": g for (of, inputs), g in every.items()},
     }
     return Compared(stage(KEY, TITLE, rows, notes, data), every)
+
+
+def _both(pair: Pair) -> set[str]:
+    return set(pair.a.shapes) & set(pair.b.shapes)
 
 
 def row_of(of: str, inputs: str, found: tuple[Gap, ...], threshold: float) -> Row:

@@ -33,11 +33,12 @@ def sound(pair: Pair) -> Stage:
     rows: list[Row] = []
     notes: list[str] = []
     for side in (pair.a, pair.b):
-        for of in pair.sets:
-            t = pair.run(side, inputs, "fp64", of)
-            rows += _alive(side, of, t)
         t = pair.run(side, inputs, "fp64", PROBE)
-        rows += [_repeats(pair, side, inputs, t), *_batches(pair, side, t), _inference(pair, side, inputs, t)]
+        rows.append(_repeats(pair, side, inputs, t))
+        for of in pair.sets:
+            rows += _alive(side, of, pair.run(side, inputs, "fp64", of))
+        without = pair.run(side, inputs, "fp64", PROBE, backward=False)
+        rows += [_inference(side, without, t), *_batches(pair, side, without)]
         rows.append(_exercised(pair, side, inputs, t, notes))
     return stage(KEY, TITLE, rows, notes)
 
@@ -66,7 +67,7 @@ def _repeats(pair: Pair, side: Side, inputs: str, first: Trace) -> Row:
 
 
 def _batches(pair: Pair, side: Side, t: Trace) -> Iterator[Row]:
-    """Compare the first image alone with the first of the batch."""
+    """Compare the first image alone with the first of the batch, both without gradients."""
     inputs = t.inputs
     if len(pair.images[inputs]) < 2:
         return
@@ -83,9 +84,8 @@ def _batches(pair: Pair, side: Side, t: Trace) -> Iterator[Row]:
     )
 
 
-def _inference(pair: Pair, side: Side, inputs: str, t: Trace) -> Row:
+def _inference(side: Side, without: Trace, t: Trace) -> Row:
     """Compare with a run without gradients, where some libraries take another path."""
-    without = pair.run(side, inputs, "fp64", PROBE, backward=False)
     gap = _relative(without.output, t.output)
     return Row(
         f"{side.label}: without gradients",

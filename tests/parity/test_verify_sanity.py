@@ -1,0 +1,142 @@
+"""The test of the test: randomness, dead networks and parameters without influence are found and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitconv.parity.verify import verify
+from vitconv.vit.embed import Embed
+from vitconv.vit.mlp import Mlp
+from vitconv.vit.model import ViT
+from vitconv.vit.norm import Norm
+
+QUICK: dict[str, Any] = {"precisions": ["fp64"], "skip": ["why", "where"], "inputs": ["coloured"]}
+
+
+class DropsInEval(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.1, training=True))
+
+
+class MasksInEval(Embed):
+    def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
+        x = super().forward(images, masked)
+        return x * (torch.rand(x.shape[:2]) > 0.5).unsqueeze(-1)
+
+
+class HalfThePaths(Mlp):
+    """DropPath with its training flag hard-coded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = torch.empty(len(x), 1, 1, dtype=x.dtype).bernoulli_(0.5)
+        return super().forward(x) * keep / 0.5
+
+
+RANDOM = {
+    "dropout": (DropsInEval, "blocks.1.mlp", "blocks.1.mlp", "bernoulli"),
+    "mask": (MasksInEval, "embed", "embed", "rand"),
+    "drop path": (HalfThePaths, "blocks.0.mlp", "blocks.0.mlp", "bernoulli"),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_in_eval_are_found_and_named(name, live):
+    kind, path, site, operator = RANDOM[name]
+
+    def change(module: Any) -> None:
+        module.get_submodule(path).__class__ = kind
+
+    result = verify(live(), live(change), **QUICK)
+    assert result.verdict == "differs"
+    row = next(r for r in result.stage("sanity").rows if r.name == "B: repeats")
+    assert row.status == "fail"
+    assert row.values["site"] == site
+    assert any(where.startswith(path) and operator in op for where, op in row.values["random"].items()), row.detail
+    # Of a baseline that does not repeat nothing can be said.
+    result = verify(live(change), live(), **{**QUICK, "skip": ["why", "where", "function"]})
+    assert (result.verdict, result.exit_code) == ("undecided", 3)
+    assert result.reason.startswith("A: repeats")
+
+
+def test_a_quiet_dropout_is_no_randomness(live):
+    result = verify(live(), live(), **QUICK)
+    assert [r.status for r in result.stage("sanity").rows if "repeats" in r.name] == ["ok", "ok"]
+
+
+class Dead(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0 * x + self.weight + self.bias
+
+
+class DeadGradients(ViT):
+    def forward(self, images: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.no_grad():
+            y = super().forward(images, *args, **kwargs)
+        return y + 0 * images.sum() + 0 * sum(p.sum() for p in self.parameters())
+
+
+@pytest.mark.parametrize(("kind", "path"), [(Dead, "norm"), (DeadGradients, "")], ids=["constant", "no gradients"])
+def test_two_dead_networks_do_not_agree(kind, path, live):
+    def change(module: Any) -> None:
+        (module.get_submodule(path) if path else module).__class__ = kind
+
+    result = verify(live(change), live(change), **QUICK)
+    assert (result.verdict, result.exit_code) == ("undecided", 3)
+    assert "vacuous" in result.reason
+
+
+def test_dead_weights_of_a_living_network_are_undecided(live, weights):
+    zero = {n: torch.zeros_like(t) for n, t in weights.items()}
+    result = verify(live(given=zero), live(given=zero), **QUICK)
+    assert result.verdict == "undecided"
+    assert [r.status for r in result.stage("sanity").rows if r.name == "A: probe weights, alive"] == ["ok"]
+    assert "given weights" in result.reason
+
+
+def test_parameters_that_no_run_exercises_are_listed(live, weights):
+    masked = {**weights, "embed.mask": torch.randn(32, dtype=torch.float64)}
+    result = verify(live(given=masked), live(given=masked), **QUICK)
+    assert result.verdict == "same"
+    row = next(r for r in result.stage("sanity").rows if r.name == "A: parameters exercised")
+    assert "embed.mask: it acts only on masked patches" in row.detail
+    assert "attn.k.bias: it cancels in the softmax" in row.detail
+    assert row.values == {"exercised": 39, "of": 42}
+
+
+class CutOff(Embed):
+    def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
+        self._parameters["cls"], kept = nn.Parameter(self.cls.detach(), requires_grad=False), self.cls
+        try:
+            return super().forward(images, masked)
+        finally:
+            self._parameters["cls"] = kept
+
+
+def test_a_parameter_that_acts_and_gets_no_gradient_is_named(live):
+    def change(module: Any) -> None:
+        module.embed.__class__ = CutOff
+
+    result = verify(live(change), live(change), **QUICK)
+    row = next(r for r in result.stage("sanity").rows if r.name == "A: parameters exercised")
+    assert row.status == "warn"
+    assert row.detail == "the output feels embed.cls, and they get no gradient: they are cut off backward"
+    assert verify(live(), live(change), **QUICK).verdict == "differs"
+
+
+@pytest.mark.parametrize("left_out", ["accounting", "sanity", "function"])
+def test_what_was_left_out_is_never_the_same(left_out, live):
+    result = verify(live(), live(), **{**QUICK, "skip": ["why", left_out]})
+    assert (result.verdict, result.exit_code) == ("undecided", 3)
+    assert left_out in result.reason
+    assert result.stage(left_out).why_skipped == "asked to"
+
+
+def test_other_precisions_may_be_left_out_and_it_is_said(live):
+    result = verify(live(), live(), **QUICK)
+    assert result.verdict == "same"
+    assert "no other precision was looked at" in result.reason
