@@ -41,3 +41,10 @@ def test_a_word_is_completed(words: str, place: int, expected: str) -> None:
     env = {**os.environ, "_VITCONV_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=env)
     assert done.stdout.splitlines() == [expected]
+
+
+def test_the_help_keeps_its_lines(capsys) -> None:
+    assert run(["completion", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert '\n  zsh:  eval "$(vitconv completion zsh)"' in shown
+    assert "\\b" not in shown

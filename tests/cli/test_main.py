@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -137,3 +138,44 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stderr.close()
     assert process.wait() == main.PIPE_CLOSED
     assert said == b""
+
+
+def test_an_error_cannot_drive_the_terminal(verb, capsys) -> None:
+    verb(raising(errors.NotRecognised("unknown here:\n  evil\x1b[31mred\u202e")))
+    assert main.run(["probe"]) == 1
+    assert capsys.readouterr().err == "error: unknown here:\n  evil\\x1b[31mred\\u202e\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("NO_COLOR", "", True)]
+)
+def test_an_error_has_colour_only_where_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, coloured: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(main.click, "echo", lambda text, err: said.append(text))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(name, value)
+    main._say("no")
+    assert ("\x1b[" in said[0]) == coloured
+
+
+def test_a_full_disk_is_no_fault_of_the_program(verb, capsys) -> None:
+    verb(raising(OSError(errno.ENOSPC, "No space left on device")))
+    assert main.run(["probe"]) == 2
+    assert capsys.readouterr().err == "error: the result cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="redirections of a POSIX shell")
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 2)], ids=["no stdout", "no stderr", "full"]
+)
+def test_standard_streams_may_be_closed_or_full(redirection: str, code: int) -> None:
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    line = " ".join([*(f"'{word}'" for word in COMMAND), "list", "dialects", redirection])
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "fault" not in done.stderr
+    assert "Exception" not in done.stderr

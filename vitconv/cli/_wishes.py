@@ -113,5 +113,5 @@ def bytes_of(text: str) -> int:
     unit = text.strip()[len(number) :].upper()
     try:
         return round(float(number) * units[unit])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise UsageError(f"{text!r} is not a size; expected one such as 500MB or 2GiB") from None

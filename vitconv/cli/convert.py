@@ -85,7 +85,7 @@ def command(
         dtype=dtype,
         keep_order=keep_order,
         keep_envelope=keep_envelope,
-        shard_bytes=bytes_of(shard_size) if shard_size else None,
+        shard_bytes=bytes_of(shard_size) if shard_size is not None else None,
         plain=plain,
         prove=prove,
         sync=sync,

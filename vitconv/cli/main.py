@@ -7,6 +7,8 @@ that starts with an underscore, and the two of `_NOT_VERBS`, are no verbs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,8 @@ COMPLETE = "_VITCONV_COMPLETE"
 # Outside the codes of the answers (0..3): what a shell gives for an interrupt and for a closed pipe, and what
 # sysexits.h calls an internal software error.
 INTERRUPTED, PIPE_CLOSED, CRASHED = 130, 141, 70
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 _FOLDER = Path(__file__).parent
 _NOT_VERBS = frozenset({"main", "docs"})
@@ -93,8 +97,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     Set the environment variable VITCONV_DEBUG to 1 for the traceback of an unexpected error.
     """
+    _open_streams()
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _answer(list(sys.argv[1:] if arguments is None else arguments))
+        code = _answer(given)
         # Here, not at exit, where a closed pipe could not be caught.
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -115,10 +121,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return PIPE_CLOSED
     except OSError as error:
-        # Of the operating system and with a file: the user's to mend, not a fault of the program.
-        if error.filename is None:
+        # Of the operating system and with a file, or of a full disk: the user's to mend, not a fault of the program.
+        if error.filename is not None:
+            _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        elif error.errno in _NO_ROOM:
+            _silence_stdout()
+            _say(f"the result cannot be written: {error.strerror}")
+        else:
             return _crashed(error)
-        _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
         return 2
     except Exception as error:
         return _crashed(error)
@@ -141,7 +151,13 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _say(message: str) -> None:
-    click.echo(click.style("error:", fg="red", bold=True) + f" {message}", err=True)
+    from vitconv.report.values import printable
+
+    # Messages quote names out of files: they must not drive the terminal. Their own line breaks stay.
+    text = "\n".join(printable(line) for line in message.split("\n"))
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    head = "error:" if plain else click.style("error:", fg="red", bold=True)
+    click.echo(f"{head} {text}", err=True)
 
 
 def _crashed(error: Exception) -> int:
@@ -158,6 +174,14 @@ def _crashed(error: Exception) -> int:
     return CRASHED
 
 
+def _open_streams() -> None:
+    # A stream that was closed at the start (`>&-`) is None, or a number that the next file would get.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+
+
 def _silence_stdout() -> None:
-    # The reader is gone; the interpreter would flush once more at exit and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # What is left cannot be written; the interpreter would try once more at exit and complain.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,21 @@
+"""How values of options are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitconv.cli._wishes import bytes_of
+from vitconv.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 500_000_000), ("2GiB", 2 << 30), ("1000", 1000), ("1.5 kB", 1500), ("0", 0)]
+)
+def test_a_size(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "inf", "1e400", "nan", "5XB", "MB", "five"])
+def test_what_is_no_size_is_wrong_usage(text: str) -> None:
+    with pytest.raises(UsageError, match="not a size"):
+        bytes_of(text)
