@@ -301,3 +301,10 @@ def test_the_temporary_name_is_hidden_and_fresh(tmp_path: Path) -> None:
     names = {atomic.temporary_name(tmp_path / "x.safetensors").name for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith(".x.safetensors.tmp-") for name in names)
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are text there")
+def test_a_name_that_is_no_text_in_utf_8(tmp_path: Path) -> None:
+    target = tmp_path / os.fsdecode(b"caf\xe9\xff.safetensors")
+    write_file(target, [Out("w", "F32", (1,), lambda: [bytes(4)])], None)
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]

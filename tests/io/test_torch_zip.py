@@ -5,6 +5,7 @@ import collections
 import io
 import pathlib
 import zipfile
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,34 @@ def test_torchscript_gives_its_state_dict(tmp_path, assert_holds) -> None:
         assert ckpt.format == "torchscript"
         assert_holds(ckpt, net.state_dict())
         assert ckpt.foreign == ()
+
+
+class Layout(Enum):
+    """What a module may hold as a setting."""
+
+    CHANNELS_FIRST = "NCHW"
+
+
+class WithSetting(torch.nn.Module):
+    """A module of one weight, with an enum member among its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(3))
+        self.layout = Layout.CHANNELS_FIRST
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x + w."""
+        return x + self.w if self.layout == Layout.CHANNELS_FIRST else x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripted_module_with_an_enum_gives_its_state_dict(tmp_path, assert_holds) -> None:
+    module = WithSetting()
+    torch.jit.script(module).save(tmp_path / "scripted.pt")
+    with open_checkpoint(tmp_path / "scripted.pt") as ckpt:
+        assert ckpt.format == "torchscript"
+        assert_holds(ckpt, dict(module.state_dict()))
 
 
 def rezip(path: Any, method: int, drop: str = "", root: bool = True, change: Any = None) -> None:

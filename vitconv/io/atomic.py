@@ -34,7 +34,8 @@ def explain(error: OSError, target: Path) -> VitconvError:
 
 def temporary_name(target: Path) -> Path:
     """Return a fresh name beside `target`, hidden, and short enough for any file system."""
-    name = target.name.encode()[:180].decode(errors="ignore")
+    # Not every name of a file is text in UTF-8.
+    name = target.name.encode(errors="surrogateescape")[:180].decode(errors="ignore")
     return target.with_name(f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 

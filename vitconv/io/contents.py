@@ -33,7 +33,8 @@ def some(names: Iterable[object], limit: int = 4) -> str:
     more = 0
     for name in names:
         if len(shown) < limit:
-            text = ascii(name) if isinstance(name, str) else str(name)
+            # Letters of any script stay as they are; what cannot be printed is escaped.
+            text = repr(name) if isinstance(name, str) else str(name)
             shown.append(text if len(text) <= 100 else f"{text[:96]}...{text[-1:]}")
         else:
             more += 1

@@ -106,5 +106,9 @@ class Machine:
         """Push what a call or an object says."""
         self.made()
         if not isinstance(args, tuple):
-            raise self.fail("arguments are not a tuple")
+            # torch writes the value of a TorchScript enum bare (torch/csrc/jit/serialization/pickler.cpp).
+            enum = isinstance(called, Global) and called.module.startswith("__torch__")
+            if not (enum and isinstance(args, str | int | float)):
+                raise self.fail("arguments are not a tuple")
+            args = (args,)
         self.push(Record(called, args))
