@@ -131,33 +131,42 @@ def _kind(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterat
 
 
 def _rms(x: Tensor) -> float:
-    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+    return _norm(x.double()) / x.numel() ** 0.5 if x.numel() else 0.0
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x))
+
+
+def _finite(x: Tensor, norm: float) -> bool:
+    # A norm that is finite saw nothing else; one that is not can be an overflow of squares.
+    return math.isfinite(norm) or bool(x.isfinite().all())
 
 
 def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap:
     a, b = left.detach().double().cpu().flatten(), right.detach().double().cpu().flatten()
     n = a.numel()
-    finite_a, finite_b = bool(a.isfinite().all()), bool(b.isfinite().all())
+    size, other = _norm(a), _norm(b)
+    finite_a, finite_b = _finite(a, size), _finite(b, other)
     constant_a, constant_b = _constant(a), _constant(b)
     if not (finite_a and finite_b):
         worst = math.nan
         return Gap(
             name, kind, math.inf, worst, worst, worst, _rms(a), math.inf,
-            finite_a, finite_b, constant_a, constant_b, worst, math.inf, float(a.norm()), floor * n**0.5, n,
+            finite_a, finite_b, constant_a, constant_b, worst, math.inf, size, floor * n**0.5, n,
         )  # fmt: skip
-    d = (a - b).abs()
-    size, error = float(a.norm()), float(d.norm())
+    d, magnitude = (a - b).abs(), a.abs()
+    error = _norm(d)
     against = max(size, floor * n**0.5)
-    other = float(b.norm())
     return Gap(
         name=name,
         kind=kind,
         rel_rms=error / against if against else (0.0 if error == 0 else math.inf),
         max_abs=float(d.max()) if n else 0.0,
-        max_rel=float((d / a.abs().clamp_min(torch.finfo(torch.float64).tiny)).max()) if n else 0.0,
+        max_rel=float((d / magnitude.clamp_min(torch.finfo(torch.float64).tiny)).max()) if n else 0.0,
         cosine=1.0 if size == other == 0 else float(a @ b) / (size * other) if size and other else 0.0,
         scale=size / n**0.5 if n else 0.0,
-        min_tolerance=float((d / (1 + a.abs())).max()) if n else 0.0,
+        min_tolerance=float((d / (1 + magnitude)).max()) if n else 0.0,
         finite_a=True,
         finite_b=True,
         constant_a=constant_a,
@@ -171,7 +180,7 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap
 
 
 def _constant(x: Tensor) -> bool:
-    return x.numel() > 1 and bool((x == x[0]).all())
+    return x.numel() > 1 and float(x[0]) == float(x[-1]) and bool((x == x[0]).all())
 
 
 def _pool(group: list[Gap]) -> Gap:

@@ -48,7 +48,8 @@ class Pair:
     runs: int = 0
     _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
     _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    _live: tuple[tuple[str, ...], Built] | None = field(default=None, repr=False)
+    _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
+    _others: dict[str, Side | None] = field(default_factory=dict, repr=False)
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -72,24 +73,30 @@ class Pair:
         whole = self._probe["whole"]
         return side.edits.weights(whole) if side.edits is not None else {n: whole[n] for n in side.shapes}
 
+    def other(self, of: str, build: Callable[[], Side | None]) -> Side | None:
+        """Return the baseline in other code, for a set of weights, built when first asked for."""
+        if of not in self._others:
+            self._others[of] = build()
+        return self._others[of]
+
     def before(self, side: Side, of: str) -> dict[str, Tensor]:
         """Return the weights ahead of a side's edits: those of the other side."""
         return self.weights(self.b if side is self.a else self.a, of)
 
     def network(self, side: Side, precision: str, of: str, *, rounded: torch.dtype | None = None) -> Built:
-        """Return a side's network in a precision, with the weights of a set; the last one is kept.
+        """Return a side's network in a precision, with the weights of a set; one per side is kept.
 
         `rounded`: round the weights to this dtype first.
         """
-        key = (side.label, str(precision_of(precision).dtype), of, str(rounded))
-        if self._live is None or self._live[0] != key:
-            self._live = None
+        key = (str(precision_of(precision).dtype), of, str(rounded))
+        if self._live.get(side.label, ((), None))[0] != key:
+            self._live.pop(side.label, None)
             chosen = self.weights(side, of)
             if rounded is not None:
                 chosen = {n: t.to(rounded).double() for n, t in chosen.items()}
             built = module_of(side, dtype=precision_of(precision).dtype, device=self.device, weights=chosen)
-            self._live = (key, built)
-        return self._live[1]
+            self._live[side.label] = (key, built)
+        return self._live[side.label][1]
 
     def run(
         self,
@@ -167,7 +174,7 @@ def pair_of(a: Side, b: Side, *, inputs: tuple[str, ...] = (), seed: int = 0, de
 
 def swapped(pair: Pair) -> Pair:
     """Return the pair with the other side as the baseline."""
-    return replace(pair, a=pair.b, b=pair.a, _kept={}, _probe={}, _live=None)
+    return replace(pair, a=pair.b, b=pair.a, _kept={}, _probe={}, _live={}, _others={})
 
 
 def _nbytes(t: Trace) -> int:

@@ -139,8 +139,8 @@ class _Lift(TorchFunctionMode):
         if func is Tensor.float:
             self.lifted.append("float")
             return args[0].double()
-        found: list[Any] = []
-        tree_map_only(torch.dtype, lambda d: found.append(d) if d == torch.float32 else None, (args, kwargs))
+        # Every function of torch takes a dtype as an argument of its own, none inside a list.
+        found = any(x is torch.float32 for x in args) or any(x is torch.float32 for x in kwargs.values())
         if found and getattr(func, "__name__", "") != "set_default_dtype":
             self.lifted.append(getattr(func, "__name__", str(func)))
             args, kwargs = tree_map_only(

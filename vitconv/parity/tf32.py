@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
 # The position of the operands: what a product adds, a bias, stays float32.
@@ -31,11 +30,16 @@ def round_tf32(x: Tensor) -> Tensor:
 class RoundOperands(TorchDispatchMode):
     """Round the operands of every float32 product to TF32 while the mode is on."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled under this mode; to say so to the compiler takes seconds to import it.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         at = _OPERANDS.get(func)
         if at is not None:
             args = tuple(
-                tree_map_only(Tensor, lambda t: round_tf32(t) if t.dtype == torch.float32 else t, a) if j in at else a
+                round_tf32(a) if j in at and isinstance(a, Tensor) and a.dtype == torch.float32 else a
                 for j, a in enumerate(args)
             )
         return func(*args, **(kwargs or {}))

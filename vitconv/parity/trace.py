@@ -113,7 +113,8 @@ def trace(
             cotangent = cotangent_of(output.shape, cotangent)
         scaled = (cotangent.to(first.device) * loss_scale).to(output.dtype)
         if backward:
-            torch.autograd.backward(*_roots(output, scaled, force, loss_scale))
+            roots, cotangents = _roots(output, scaled, force, loss_scale)
+            _Loss.apply(cotangents, *roots).backward()
         values = {n: v.detach() for n, v in seen.values().items()}
         tap_grads = {n: g.detach() for n, g in seen.gradients().items()}
     if force is not None:
@@ -134,6 +135,22 @@ def trace(
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
         facts=notes,
     )
+
+
+class _Loss(torch.autograd.Function):
+    """A loss of zero whose gradient with respect to every root is its cotangent.
+
+    `torch.autograd.backward` with gradients would do, and imports the whole of symbolic shapes to compare sizes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, cotangents: Sequence[Tensor], *roots: Tensor) -> Tensor:
+        ctx.cotangents = cotangents
+        return roots[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> Any:
+        return None, *ctx.cotangents
 
 
 def _inside(name: str) -> bool:

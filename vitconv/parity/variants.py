@@ -35,7 +35,7 @@ def variants(pair: Pair, weights: str) -> dict[str, Run]:
         "images alone": _alone(pair),
         "composed sdpa": _sdpa(pair),
     }
-    other = _reference(pair, weights)
+    other = pair.other(weights, lambda: _reference(pair, weights))
     if other is not None:
         out["reference"] = lambda p, i, w, s: pair.run(other, i, p, w, loss_scale=s)
     return out
