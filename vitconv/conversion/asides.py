@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import re
 from collections.abc import Iterator, Sequence
 
@@ -27,8 +26,10 @@ def without_training_heads(branch: Branch) -> Iterator[Branch]:
 
 def without_dropped(branch: Branch, patterns: Sequence[str]) -> tuple[Branch, tuple[str, ...]]:
     """Return the branch without the keys that match `patterns`, and those patterns that matched."""
-    used = tuple(x for x in patterns if fnmatch.filter(branch.tensors, x))
-    gone = [k for k in branch.tensors if any(fnmatch.fnmatchcase(k, x) for x in used)]
+    from vitconv.layout.edits.drop import matches
+
+    used = tuple(x for x in patterns if any(matches(x, k) for k in branch.tensors))
+    gone = [k for k in branch.tensors if any(matches(x, k) for x in used)]
     return (_without(branch, gone, "dropped with your consent") if gone else branch), used
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitconv.io.atomic import replacing
 from vitconv.layout.plan import Plan
 
 
@@ -33,11 +34,17 @@ class Beside:
             if name in leave:
                 continue
             path = folder / name
-            temporary = folder / f".{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+            with replacing(path) as fd, open(fd, "w", encoding="utf-8", newline="\n", closefd=False) as stream:
+                stream.write(text)
             written.append(path)
         return tuple(written)
+
+
+def others_in(folder: Path) -> tuple[str, ...]:
+    """Return the names of configuration files of the libraries that lie in the folder."""
+    return tuple(
+        name for name in ("config.json", "preprocessor_config.json", "xformers.json") if (folder / name).exists()
+    )
 
 
 def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:

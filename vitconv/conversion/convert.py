@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitconv import __version__
-from vitconv.conversion.beside import Beside, configs_for
+from vitconv.conversion.beside import Beside, configs_for, others_in
 from vitconv.conversion.facts import FACTS
-from vitconv.conversion.prepare import Order, Prepared, prepare
+from vitconv.conversion.prepare import RESIDUE, Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal, reread
 from vitconv.conversion.recognise import DIALECT, VARIANT
 from vitconv.conversion.stream import Sources, cell_array, outputs
-from vitconv.errors import UsageError
+from vitconv.errors import Refused, UsageError
+from vitconv.io.atomic import check_space, explain
 from vitconv.io.envelope import restore
-from vitconv.io.sink import Out, file_order, write_file, write_sharded
+from vitconv.io.sink import INDEX, Out, file_order, write_file, write_sharded
 from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan
 
-RESIDUE = "vitconv.residue"
 Progress = Callable[[int, int], None]
 
 
@@ -58,9 +59,11 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     p, order, sources = prepared.plan, prepared.order, prepared.sources
     file, folder = _where(dst, order)
     check_equal(p, sources)
-    rounding = check_values(p, sources)
     beside = configs_for(p, prepared.source.extra)
-    leave = _check_place(beside, file, folder)
+    _check_place(prepared, beside, file, folder)
+    rounding = check_values(p, sources)
+    home = folder or file.parent
+    standing = beside.standing(home)
     outs = _named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
@@ -72,16 +75,21 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
             folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
         )
     else:
-        if folder is not None:
-            folder.mkdir(exist_ok=True)
         reflink = prepared.source.checkpoint if order.keep_order else None
-        write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
+        with _folder_made(folder):
+            write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
         files = [file]
-    configs = beside.write(folder or file.absolute().parent, leave)
+    # A folder is ours, its configuration too; beside a single file lies what belongs to others.
+    configs = beside.write(home, () if folder else standing)
     if order.prove:
         reread(folder if len(files) > 1 and folder else files[0], outs, p)
     said = [*rounding, *beside.notes, *([beside.lacking] if beside.lacking else [])]
-    said += [f"{name} beside the output is another one and was left as it is" for name in leave]
+    if order.residue is not None and residue is None:
+        said.append(f"there was nothing to keep: {order.residue} is not written")
+    fate = "was another one and is replaced" if folder else "is another one and was left as it is"
+    said += [f"{name} beside the output {fate}" for name in standing]
+    if folder and beside.lacking:
+        said += [f"{name} was in {folder} before: see that it describes this network" for name in others_in(folder)]
     nbytes = sum(o.nbytes for o in outs)
     return Done(tuple(files), nbytes, prepared.elements, configs, tuple(said), order.prove, residue)
 
@@ -112,12 +120,40 @@ def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
     return dst / "model.safetensors", dst
 
 
-def _check_place(beside: Beside, file: Path, folder: Path | None) -> tuple[str, ...]:
-    """Check that the place to write exists; return the configuration files there that are left as they are."""
+def _check_place(prepared: Prepared, beside: Beside, file: Path, folder: Path | None) -> None:
+    """Check that the outputs have a place and room there, and do not take each other's, before the long work."""
+    order = prepared.order
     home = folder.absolute().parent if folder is not None else file.absolute().parent
     if not home.is_dir():
         raise UsageError(f"the folder {home} does not exist")
-    return beside.standing(file.absolute().parent) if folder is None else ()
+    place = (folder or file.parent).resolve()
+    if order.residue is not None and order.residue.resolve() in {place / n for n in (file.name, *beside.files)}:
+        raise UsageError(f"--residue {order.residue} is an output of this conversion; name another file")
+    index = place / INDEX
+    if folder is not None and order.shard_bytes is None and index.exists():
+        raise Refused(
+            f"{folder} holds shards already ({INDEX}), which would stay beside the output; choose a new folder"
+        )
+    if not order.keep_order:
+        check_space(home, prepared.nbytes)
+
+
+@contextlib.contextmanager
+def _folder_made(folder: Path | None) -> Iterator[None]:
+    """Make the folder, and take it away again when what goes into it cannot be written."""
+    fresh = folder is not None and not folder.exists()
+    if folder is not None:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise explain(error, folder) from error
+    try:
+        yield
+    except BaseException:
+        if fresh and folder is not None:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _named(outs: list[Out], prepared: Prepared) -> list[Out]:

@@ -77,6 +77,34 @@ def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Know
     return Known(facts, sources, tuple(notes), beside)
 
 
+def contradictions(told: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
+    """Return why facts that the caller told cannot be true of tensors with these axis sizes."""
+    wrong = []
+    heads, a, n, c = told.get("heads"), sizes.get("a"), sizes.get("n"), sizes.get("c")
+    if heads and a and a % heads:
+        wrong.append(f"heads={heads} does not divide the attention width {a}")
+    grid = told.get("grid")
+    if grid and n and grid[0] * grid[1] != n:
+        wrong.append(f"grid={_by(grid)} has {grid[0] * grid[1]} places, the position table {n}")
+    image, p = told.get("image_size"), sizes.get("p")
+    if image and p and n:
+        rows, columns = image[0] // p, image[1] // sizes.get("q", p)
+        if rows * columns != n:
+            wrong.append(
+                f"image_size={_by(image)} makes a grid of {rows}x{columns}, {rows * columns} places, the position"
+                f" table has {n}"
+            )
+    for name in ("mean", "std"):
+        values = told.get(name)
+        if values and c and len(values) not in (1, c):
+            wrong.append(f"{name} has {len(values)} values, images have {c} channels")
+    return wrong
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
 def released(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Fill in what follows from the release of the library that wrote the file."""
     if facts.release is None or match.dialect.library != "xformers":

@@ -14,11 +14,15 @@ from vitconv.errors import Refused, UsageError
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.layout.canonical import template_of
 from vitconv.layout.dialect import Dialect
+from vitconv.layout.encode import explain_residue
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Cell, Network, decode
-from vitconv.layout.plan import Plan, plan, prove, residue_lines
+from vitconv.layout.plan import Plan, plan, prove
 from vitconv.layout.recipe import dense_view
 from vitconv.registry import DIALECTS, load
+
+# In the metadata of a residue file: the dialect of its source.
+RESIDUE = "vitconv.residue"
 
 HINTS = {
     r"blocks.{i}.ls*": "--edit fold-layer-scale folds LayerScale into the layers before it",
@@ -103,6 +107,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
     target: Dialect = load(DIALECTS, order.to)
     source = recognise(src, replace(order.wishes, drop=tuple(order.drop)))
     extra: tuple[Checkpoint, ...] = ()
+    put_back = ""
     try:
         if source.match.dialect.family != target.family:
             raise Refused(
@@ -116,6 +121,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             checkpoint = open_checkpoint(order.restore)
             extra = (checkpoint,)
             network = _restored(network, checkpoint)
+            put_back = f"put back from {order.restore}: {', '.join(collapse(t.key for t in checkpoint.tensors))}"
         before = set(network.cells)
         network = _edited(network, order)
         # A file that is only rewritten in its own dialect keeps its variant, unless an edit changed what it holds.
@@ -129,7 +135,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             order=list(source.stored),
         )
         dropped = _consented(p, order, source.branch.left)
-        return Prepared(source, p, order, prove(p), dropped, extra)
+        return Prepared(source, p, order, prove(p), dropped, extra, (put_back,) if put_back else ())
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
@@ -137,6 +143,8 @@ def prepare(src: str | Path, order: Order) -> Prepared:
 
 
 def _restored(network: Network, residue: Checkpoint) -> Network:
+    if RESIDUE not in residue.metadata:
+        raise UsageError(f"{residue.path} is no file that --residue wrote; --restore puts back only those")
     cells = dict(network.cells)
     for t in residue.tensors:
         if t.key in cells:
@@ -162,14 +170,16 @@ def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]
     `left` are the source keys that were left out before.
     """
     dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in order.drop))
-    idle = [x for x in order.drop if not any(_matches(x, c) for c in p.residue) and not fnmatch.filter(left, x)]
+    idle = [
+        x for x in order.drop if not any(_matches(x, c) for c in p.residue) and not any(_fits(x, key) for key in left)
+    ]
     if idle:
         would = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
         raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}")
     kept = [c for c in p.residue if c not in dropped]
     if kept and order.residue is None:
         name = p.target.variant.dialect.name
-        lines = residue_lines(p)
+        lines = explain_residue(p.target.variant.dialect, tuple(c.name for c in kept))
         hints = [h for pattern, h in HINTS.items() if any(fnmatch.fnmatch(template_of(c.name), pattern) for c in kept)]
         raise Refused(
             f"{name} has no place for {len(kept)} tensors, which would be lost:\n  "
@@ -181,17 +191,28 @@ def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]
 
 
 def _matches(pattern: str, c: Cell) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (c.name, template_of(c.name), c.view.tensor))
+    return _fits(pattern, c.name) or _fits(pattern, c.view.tensor)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    # Here, since few conversions drop anything and the edits take time to import.
+    from vitconv.layout.edits.drop import matches
+
+    return matches(pattern, name)
 
 
 def assumed_lines(p: Plan) -> list[str]:
-    """Return one line per fact that the target fixes and nothing says of the source."""
-    known = {**p.network.open, **p.network.facts.known()}
-    return [
-        f"{name}: {p.target.variant.dialect.name} computes {value}; nothing says whether the source does too"
-        for name, value in p.target.variant.implies.items()
-        if name not in known and not isinstance(value, tuple)
-    ]
+    """Return one line per fact that the target fixes and the source leaves open, in part or altogether."""
+    name_of, lines = p.target.variant.dialect.name, []
+    for fact, value in p.target.variant.implies.items():
+        if isinstance(value, tuple) or fact in p.network.facts.known():
+            continue
+        if fact in p.network.open:
+            may_be = " or ".join(map(str, p.network.open[fact]))
+            lines.append(f"{fact}: taken as {value}, which {name_of} computes; the source's layout may be {may_be}")
+        else:
+            lines.append(f"{fact}: {name_of} computes {value}; nothing says whether the source does too")
+    return lines
 
 
 def log_lines(p: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.conversion.asides import without_dropped, without_training_heads
-from vitconv.conversion.facts import Known, Wishes, gather, released
+from vitconv.conversion.facts import Known, Wishes, contradictions, gather, released
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -80,6 +80,7 @@ def recognise(path: str | Path, wishes: Wishes | None = None) -> Recognised:
 
 def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     """Recognise an open checkpoint; see `recognise`. It stays open."""
+    wishes = _heads_as_fact(wishes)
     dialects = candidates(wishes.from_)
     found = branches(checkpoint)
     if not found:
@@ -97,11 +98,12 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         note = f"not used, since it describes another network ({'; '.join(foreign)})"
         known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    _check_told(wishes, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
     notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *_tied(branch, match)]
     notes += [branch.note] if branch.note else []
-    others = tuple(b.name for b in found if b.name != branch.name)
+    others = tuple(b.name for b in found if b.name != chosen.name)
     beside = known.beside
     return Recognised(
         checkpoint,
@@ -114,6 +116,30 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         beside.extra if beside else {},
         beside.refusals if beside else (),
     )
+
+
+def _heads_as_fact(wishes: Wishes) -> Wishes:
+    """Take `--axis h=12` for what it says: no axis of a plain ViT's tensors holds the head count."""
+    h = wishes.axes.get("h")
+    if h is None:
+        return wishes
+    heads = wishes.facts.get("heads", h)
+    if heads != h:
+        raise UsageError(f"--axis h={h} and --set heads={heads} contradict each other")
+    return dataclasses.replace(wishes, facts={**wishes.facts, "heads": heads})
+
+
+def _check_told(wishes: Wishes, match: Match) -> None:
+    """Refuse what the caller told and the tensors contradict."""
+    sizes = {**match.sizes, "i": match.depth}
+    wrong = contradictions(wishes.facts, sizes)
+    for axis, size in wishes.axes.items():
+        if axis not in sizes and axis != "h":
+            wrong.append(f"axis {axis}: {match.dialect.name} has no such axis; it has {', '.join(sorted(sizes))}")
+        elif sizes.get(axis, size) != size:
+            wrong.append(f"axis {axis}={size}: the tensors say {sizes[axis]}")
+    if wrong:
+        raise UsageError(f"what was told does not fit the tensors: {'; '.join(wrong)}")
 
 
 def _settled(

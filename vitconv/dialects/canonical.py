@@ -7,7 +7,7 @@ from vitconv.layout.canonical import SCHEMA
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import rule
 
-_NEEDED = {"embed.patch.weight", "blocks.{i}.attn.q.weight", "blocks.{i}.attn.out.weight", "blocks.{i}.mlp.down.weight"}
+_NEEDED = {"blocks.{i}.attn.q.weight", "blocks.{i}.attn.out.weight", "blocks.{i}.mlp.down.weight"}
 
 DIALECT = Dialect(
     name="canonical",
