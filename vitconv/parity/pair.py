@@ -60,6 +60,21 @@ class Pair:
         """Return a side by its label."""
         return self.a if label == self.a.label else self.b
 
+    @property
+    def moved(self) -> frozenset[str]:
+        """The taps that an edit between the sides gave another meaning: they are not compared."""
+        names: set[str] = set()
+        for side in (self.a, self.b):
+            for done in () if side.edits is None else side.edits.network.log:
+                branches = {"ls1": "attn", "ls2": "mlp"}
+                for block, _, last in (name.rpartition(".") for name in done.removed):
+                    if last in branches:
+                        names.add(f"{block}.{branches[last]}")
+                if done.edit == "fold-deepnorm":
+                    # The stream itself is scaled otherwise.
+                    names |= {n for n in side.built.taps if n == "embed" or n.startswith("blocks.")}
+        return frozenset(names)
+
     def weights(self, side: Side, of: str) -> dict[str, Tensor]:
         """Return a side's canonical weights, float64, of the set `of`."""
         if of == GIVEN:
@@ -144,6 +159,12 @@ class Pair:
             blockwise=self.blockwise,
             seed=seed,
         )
+        if moved := self.moved:
+            done = replace(
+                done,
+                taps={n: t for n, t in done.taps.items() if n not in moved},
+                tap_grads={n: t for n, t in done.tap_grads.items() if n not in moved},
+            )
         self.runs += 1
         if self.sink is not None and teacher is None and not hooks and images is None and built is None and seed == 0:
             self.sink(done, of if rounded is None else f"{of}@{str(rounded).removeprefix('torch.')}")

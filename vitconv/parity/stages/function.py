@@ -47,6 +47,9 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
                     said = f"gradients of one side only: {', '.join(collapse(sorted(names)))}"
                     rows.append(Row(f"{of} weights, {inputs}: gradients", "fail", said, blame=blame))  # type: ignore[arg-type]
             notes += [f"{t.side}: {t.facts['lifted']}" for t in (a, b) if "lifted" in t.facts]
+    if pair.moved:
+        names = ", ".join(collapse(sorted(pair.moved)))
+        notes.append(f"not compared, since an edit gave them another meaning: {names}")
     if GIVEN not in pair.sets:
         notes.append("no weights were given: probe weights only")
     joined = pooled(every.values())
