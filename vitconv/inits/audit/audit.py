@@ -21,7 +21,8 @@ from vitconv.layout.canonical import layer_of
 from vitconv.layout.semantics import Semantics
 from vitconv.registry import INITS, load, load_all
 
-_SPECTRA = ("attn.q", "attn.v", "attn.out", "mlp.up", "mlp.down")
+# Three blocks and three parts are enough for a verdict.
+_SPECTRA = ("attn.q", "attn.out", "mlp.down")
 
 
 @dataclass(frozen=True)

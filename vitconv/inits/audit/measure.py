@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Resolves 1.4 % of a std at five sigma; moments of all elements would cost more than reading them.
-MOMENT_SAMPLE = 1 << 16
+# Resolves 2 % of a std at five sigma; moments of all elements would cost more than reading them.
+MOMENT_SAMPLE = 1 << 15
 TRACE_SAMPLE = 4096
 
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
@@ -115,11 +115,11 @@ def even(flat: Tensor, most: int) -> Tensor:
     return flat[::step]
 
 
-def spectral_excess(matrix: Tensor, rounds: int = 24) -> float:
+def spectral_excess(matrix: Tensor, rounds: int = 4) -> float:
     """Return the largest singular value over std (sqrt rows + sqrt columns), the Marchenko-Pastur edge.
 
-    Independent entries give .98 to 1.03, 100 steps of training 1.15 and more. Large matrices by subspace iteration,
-    which errs low by a percent or so.
+    Independent entries give .98 to 1.03, 100 steps of training 1.15 and more. Large matrices by a few
+    rounds of subspace iteration: what was learned stands out and is found, independent entries come out 3 to 8 % low.
     """
     w = matrix.detach().float()
     rows, columns = w.shape
