@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from vitconv.cli._options import json_option, report_option
-
-if TYPE_CHECKING:
-    from vitconv.parity.stage import Stage
-    from vitconv.parity.verdict import Result
-    from vitconv.report import Report
+from vitconv.cli._options import command_line, json_option, report_option
 
 
 @click.command("verify")
@@ -46,10 +41,18 @@ if TYPE_CHECKING:
 @click.option("--blockwise", is_flag=True, help="Bound the memory: keep what passes between blocks, and compute each "
               "block again in the backward pass.")  # fmt: skip
 @click.option("--save", type=click.Path(path_type=Path), metavar="RUN", help="Keep the traces in this folder.")
+@click.option("-v", "--verbose", is_flag=True, help="Print everything, not only what a person needs first.")
 @report_option
 @json_option
 def command(
-    a: str, b: str, precisions: tuple[str, ...], report_path: Path | None, as_json: bool, profile: str, **options: Any
+    a: str,
+    b: str,
+    precisions: tuple[str, ...],
+    report_path: Path | None,
+    as_json: bool,
+    verbose: bool,
+    profile: str,
+    **options: Any,
 ) -> int:
     """Verify that B computes what A, the baseline, computes.
 
@@ -59,7 +62,8 @@ def command(
 
     Exit codes: 0 the same, 1 they differ, 3 undecided.
     """
-    from vitconv.report import emit, save
+    from vitconv.cli._verify_report import brief, full, machine, save
+    from vitconv.report import emit
 
     folder = options.pop("save")
     if a == "judge":
@@ -73,7 +77,6 @@ def command(
     else:
         from vitconv.parity.verify import DEFAULT_PRECISIONS, verify
 
-        words = [sys.argv[0].rpartition("/")[2], *sys.argv[1:]]
         with _progress() as told:
             result = verify(
                 a,
@@ -82,13 +85,12 @@ def command(
                 profile=profile,
                 save=folder,
                 progress=told,
-                command=" ".join(words),
+                command=command_line(),
                 **options,
             )
-    document = report(result)
-    emit(document, as_json=as_json)
+    emit(machine(result) if as_json else full(result) if verbose else brief(result), as_json=as_json)
     if report_path is not None:
-        save(document, report_path)
+        save(result, report_path)
     return result.exit_code
 
 
@@ -115,58 +117,3 @@ def _progress() -> Any:
             sys.stderr.write("\r\033[K")
 
     return bar()
-
-
-def report(result: Result) -> Report:
-    """Return the report of a verification."""
-    from vitconv.report import Fact, Report, Verdict
-
-    sides = (f"A: {result.spec_a}", f"B: {result.spec_b}")
-    left, right = result.facts_a.known(), result.facts_b.known()
-    facts = tuple(Fact(k, (_text(left.get(k)), _text(right.get(k)))) for k in dict.fromkeys([*left, *right]))
-    status = {"same": "ok", "differs": "fail", "undecided": "warn"}[result.verdict]
-    return Report(
-        "vitconv.verify",
-        "Do they compute the same?",
-        verdict=Verdict(result.verdict, status, result.reason),  # type: ignore[arg-type]
-        sides=sides,
-        facts=facts,
-        sections=tuple(_section(s) for s in result.stages),
-        environment=tuple(Fact(k, (_text(v),)) for k, v in result.environment.items()),
-        command=result.command,
-        data={
-            "stages": [_stage(s) for s in result.stages],
-            "where": None if result.where is None else _plain(result.where),
-            "cause": None if result.cause is None else _plain(result.cause),
-            "reason": result.reason,
-            "profile": result.profile,
-        },
-    )
-
-
-def _text(value: Any) -> str:
-    return "unknown" if value is None else str(value)
-
-
-def _section(stage: Stage) -> Any:
-    from vitconv.report import Column, Row, Section
-
-    columns = (Column("name", "what"), Column("finding", "finding"))
-    rows = tuple(Row((r.name, r.detail), r.status) for r in stage.rows)
-    if stage.why_skipped is not None:
-        rows = (Row(("skipped", stage.why_skipped), "skip"),)
-    return Section(stage.key, stage.title, columns, rows, stage.notes)
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    rows = [{"name": r.name, "status": r.status, "detail": r.detail, "values": dict(r.values)} for r in stage.rows]
-    return {
-        "key": stage.key, "title": stage.title, "status": stage.status, "rows": rows, "notes": list(stage.notes),
-        "seconds": stage.seconds, "runs": stage.runs, "why_skipped": stage.why_skipped,
-    }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    from dataclasses import asdict, is_dataclass
-
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,20 +40,25 @@ def accepts(module: nn.Module) -> bool:
 
 
 def make(spec: Spec) -> nn.Module:
-    """Build a model by timm's name; options are arguments of `timm.create_model`, `pretrained` stays off.
+    """Build a model by timm's name, or from a folder with its `config.json`; `pretrained` stays off.
+
+    Options are arguments of `timm.create_model`.
 
     Raises:
-        UsageError: no such model, a name that timm would look up on a hub, or an argument the model does not take.
+        UsageError: no such model or folder, a name that timm would look up on a hub, or an argument the model does not take.
         Refused: the model is not of the VisionTransformer family.
     """
     import timm
 
     name = spec.model.partition(".")[0]
-    if not timm.is_model(name):
+    folder = Path(spec.model.removeprefix("local-dir:"))
+    local = (folder / "config.json").is_file()
+    if not local and not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name}*")[:5]) or "see timm.list_models()"
         raise UsageError(f"timm has no model {spec.model!r}; close names: {close}")
     try:
-        module = timm.create_model(spec.model, **{**spec.options, "pretrained": False})
+        source = f"local-dir:{folder}" if local else spec.model
+        module = timm.create_model(source, **{**spec.options, "pretrained": False})
     except TypeError as e:
         raise UsageError(f"timm's {spec.model} does not take these arguments: {e}") from e
     if not accepts(module):

@@ -70,6 +70,9 @@ class Chart:
 class Section:
     """A table with a title, what is to be said about it, and charts. The first column names the row.
 
+    On a page, `folded` shows no more than the title until it is asked for, and `sortable` lets the reader sort the
+    rows by any column; other forms take no notice.
+
     Raises:
         ValueError: a row has more or fewer cells than there are columns, or a column takes a reserved key.
     """
@@ -80,6 +83,8 @@ class Section:
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
+    folded: bool = False
+    sortable: bool = False
 
     def __post_init__(self) -> None:
         keys = [column.key for column in self.columns]
@@ -123,10 +128,11 @@ class Report:
     """One whole answer of one verb.
 
     `schema` and `version` name the JSON form, which changes only together with the version. `data` adds
-    top-level names to the JSON. `sides` names the values of the facts when there is more than one.
+    top-level names to the JSON. `sides` names the values of the facts when there is more than one, `side_keys` does so
+    in the JSON, where long names are in the way.
 
     Raises:
-        ValueError: `data` takes a reserved name, or a fact has not one value per side.
+        ValueError: `data` takes a reserved name, a fact has not one value per side, or a side has no key.
     """
 
     schema: str
@@ -134,6 +140,7 @@ class Report:
     version: int = 1
     verdict: Verdict | None = None
     sides: tuple[str, ...] = ()
+    side_keys: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     sections: tuple[Section, ...] = ()
     environment: tuple[Fact, ...] = ()
@@ -144,6 +151,8 @@ class Report:
         taken = sorted(RESERVED & set(self.data))
         if taken:
             raise ValueError(f"report {self.schema!r}: data takes the reserved names {taken}")
+        if self.side_keys and len(self.side_keys) != len(self.sides):
+            raise ValueError(f"report {self.schema!r}: {len(self.side_keys)} keys for sides {self.sides}")
         for fact in self.facts:
             if len(fact.values) != max(1, len(self.sides)):
                 raise ValueError(f"fact {fact.label!r} has {len(fact.values)} values for sides {self.sides}")

@@ -32,7 +32,7 @@ def as_json(report: Report) -> str:
         "schema_version": report.version,
         "title": report.title,
         "verdict": report.verdict and asdict(report.verdict),
-        "facts": _facts(report.facts, report.sides),
+        "facts": _facts(report.facts, report.side_keys or report.sides),
         "sections": [_section(section) for section in report.sections],
         "environment": _facts(report.environment, ()),
         "command": report.command,
