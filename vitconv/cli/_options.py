@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -32,3 +33,9 @@ report_option = click.option(
     metavar="FILE",
     help="Also write the report to a file: .html, .json, .md, .txt, or .xml (JUnit).",
 )
+
+
+def command_line() -> str:
+    """Return what the user typed, as a shell takes it; "" when the command was not run by `vitconv`."""
+    arguments = click.get_current_context().find_root().obj
+    return shlex.join(["vitconv", *arguments]) if arguments else ""
