@@ -80,20 +80,27 @@ class Bench:
         return net
 
     def explain(self, net: Any, precision: str) -> Cause:
-        """Explain what a network does that should be this one."""
-        return explain_traces(
+        """Explain what a network does that should be this one.
+
+        Raises:
+            RuntimeError: the clean network itself could not be rebuilt, so the bench is at fault.
+        """
+        cause = explain_traces(
             self.config,
             self.weights,
             list(self.images.values()),
             self.traces(net, precision),
             right=self.clean(precision),
         )
+        if cause.unsound:
+            raise RuntimeError(f"{self.name}, {self.weights_name}, {precision}: {cause.reason}")
+        return cause
 
 
 def networks() -> dict[str, Callable[[], Any]]:
     """Return the networks to spoil, by name: makers, for each is large."""
     import timm
-    from timm.layers import GluMlp
+    from timm.layers import SwiGLUPacked
 
     def make(**more: Any) -> Callable[[], Any]:
         def build() -> Any:
@@ -103,7 +110,7 @@ def networks() -> dict[str, Callable[[], Any]]:
         return build
 
     average = {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "qk_norm": True}
-    gated = {"mlp_layer": GluMlp, "act_layer": torch.nn.SiLU, "mlp_ratio": 4.0}
+    gated = {"mlp_layer": SwiGLUPacked, "mlp_ratio": 4.0}
     return {"token": make(init_values=0.3), "average": make(**average), "gated": make(**gated)}
 
 

@@ -140,6 +140,7 @@ def _no_registers(net: Any) -> None:
     def embed(self: Any, x: Tensor) -> Tensor:
         return torch.cat([self.cls_token.expand(len(x), -1, -1), x + self.pos_embed], 1)
 
+    net.num_prefix_tokens = 1
     override(net, _pos_embed=embed)
 
 

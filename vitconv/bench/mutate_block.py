@@ -300,7 +300,7 @@ def in_blocks() -> Iterator[Mutation]:
 
 def _backward(tanh: Callable[[Tensor], Tensor]) -> Iterator[Mutation]:
     stop = attention(parts=lambda q, k, v: (q, k.detach(), v))
-    yield Mutation("keys detached", ("backward-k-detached",), each("attn", stop))
+    yield Mutation("keys detached", ("backward-k-detached", "backward-k-norm-detached"), each("attn", stop))
     more = attention(parts=lambda q, k, v: (1.1 * q - 0.1 * q.detach(), k, v))
     yield Mutation("query gradient times 1.1", ("backward-q-scaled",), each("attn", more), _no_qk_norm)
     stop = attention(softmax=lambda x: x.softmax(-1).detach())

@@ -69,3 +69,55 @@ def convert_command(
     emit(document, as_json=as_json)
     if report_path is not None:
         save(document, report_path)
+
+
+@command.command("detection")
+@click.option("--quick", is_flag=True, help="A subset for continuous integration: one network, 20 faults, float64.")
+@click.option(
+    "--digits",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Folder of a trained timm checkpoint with its config.json, such as fixtures/digits.",
+)
+@click.option(
+    "--precision", "precisions", multiple=True, type=click.Choice(["fp64", "fp32"]), default=("fp64", "fp32"),
+    show_default=True, help="Where faults are searched exactly; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--half", multiple=True, type=click.Choice(["amp-bf16", "amp-fp16", "bf16", "fp16"]), default=("amp-bf16",),
+    show_default=True, help="Where only regression over inputs is left; may be repeated.",
+)  # fmt: skip
+@click.option("--pairs", type=click.IntRange(1), default=24, show_default=True, help="Crossed pairs per network.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=4, show_default=True, help="Weights to compare libraries with."
+)
+@report_option
+@json_option
+def detection_command(
+    quick: bool,
+    digits: Path | None,
+    precisions: tuple[str, ...],
+    half: tuple[str, ...],
+    pairs: int,
+    seeds: int,
+    report_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Plant every fault in timm networks and print which are seen and named; exit 1 when a target is missed."""
+    from vitconv.bench.matrix import measure, report
+    from vitconv.report import emit, save
+
+    matrix = measure(
+        quick=quick,
+        digits=digits,
+        precisions=precisions,
+        half=half,
+        pair_count=pairs,
+        seeds=seeds,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    document = report(matrix)
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(document, report_path)
+    if not matrix.good:
+        click.get_current_context().exit(1)

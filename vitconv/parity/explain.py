@@ -42,6 +42,8 @@ class Cause:
         reason: a sentence.
         proven: the error falls to what rounding gives; otherwise the size of the error is all that speaks for it.
         runs: runs of the whole reference network; stretches: of parts of it.
+        unsound: nothing was searched, for the side that is right could not be rebuilt.
+        detail: before and after, forward and backward apart.
     """
 
     found: tuple[str, ...] = ()
@@ -57,6 +59,7 @@ class Cause:
     proven: bool = True
     runs: int = 0
     stretches: int = 0
+    unsound: bool = False
     detail: tuple[Residual, Residual] | None = None
 
     @property
@@ -104,7 +107,7 @@ def explain(
         if cause.found:
             return cause
         reasons.append(cause.reason)
-        if last is None or (not last.excluded and cause.excluded):
+        if last is None or (last.unsound and not cause.unsound):
             last = cause
     assert last is not None
     return dataclasses.replace(last, reason="; ".join(dict.fromkeys(reasons)))
@@ -132,7 +135,9 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
     try:
         config = rebuilt_config(right, wrong)
     except VitconvError as e:
-        return Cause(side=wrong.label, reason=f"side {right.label} cannot be rebuilt as the reference ViT: {e}")
+        return Cause(
+            side=wrong.label, unsound=True, reason=f"side {right.label} cannot be rebuilt as the reference ViT: {e}"
+        )
     weights = pair.weights(right, of)
     names = [n for n in INPUTS if n in pair.images] or list(pair.images)[:1]
     runs = {side.label: [pair.run(side, n, "fp64", of) for n in names] for side in (right, wrong)}
@@ -210,7 +215,7 @@ def explain_traces(
         base = proof.state(())
         if base is None or not base.passes:
             left = "it does not run" if base is None else f"it is off by {base.left}"
-            return Cause(reason=f"the reference ViT is not side {{A}} with the facts it shows: {left}")
+            return Cause(unsound=True, reason=f"the reference ViT is not side {{A}} with the facts it shows: {left}")
     scales: list[Scale | None] = [None] * len(wrong)
     if low:
         exact = Search(config, weights, samples(wrong, scales))
@@ -221,7 +226,7 @@ def explain_traces(
     )
     first, found = search.run()
     if first is None:
-        return Cause(reason="the reference ViT does not run with side {A}'s facts")
+        return Cause(unsound=True, reason="the reference ViT does not run with side {A}'s facts")
     return _cause(search, first, found)
 
 

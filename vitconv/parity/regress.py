@@ -33,12 +33,11 @@ LEAST_INPUTS = 6
 
 
 @dataclass(frozen=True)
-class HalfSample:
-    """One input, and what the side that is right and the one under suspicion did with it in the same precision."""
+class Predictions:
+    """What the right network gives on every input, in float64, and what it gives with each fault (forward only)."""
 
-    images: Tensor
-    right: Left
-    wrong: Left
+    base: tuple[Mapping[str, Tensor], ...]
+    faulty: Mapping[str, tuple[Mapping[str, Tensor], ...]]
 
 
 @dataclass(frozen=True)
@@ -103,58 +102,70 @@ class _Sums:
     left: list[float]
 
 
-def regress(
+def predict(
     config: ViTConfig,
     weights: Mapping[str, Tensor],
-    samples: Sequence[HalfSample],
+    images: Sequence[Tensor],
     catalogue: Sequence[str] = tuple(FAULTS),
-) -> Regression:
-    """Regress the difference of two sides on what every fault would change.
+) -> Predictions:
+    """Run the reference ViT on every input, without faults and with each that changes values.
 
     Args:
         config: the reference ViT that computes what is right.
         weights: its canonical weights.
-        samples: inputs, six at least; taps and outputs are compared, forward only.
-        catalogue: the faults to try: those that change values.
-
-    Raises:
-        ValueError: too few samples.
+        images: the inputs.
+        catalogue: the faults to try.
     """
-    if len(samples) < LEAST_INPUTS:
-        raise ValueError(f"{len(samples)} inputs: a deviation needs {LEAST_INPUTS} at least")
     exact = {name: w.detach().double() for name, w in weights.items()}
     templates: dict[ViTConfig, ViT] = {}
-    plain = Rebuilt(Knobs(config), exact, backward=False, templates=templates)
-    base = [_values(plain.run(s.images)) for s in samples]
-    right = [_values(s.right) for s in samples]
-    wrong = [_values(s.wrong) for s in samples]
-    noise = _noise(base, right)
-    weight = {n: 1 / v for n, v in noise.items() if v > 0}
-    apart = [
-        {n: w[n] - r[n] for n in weight if n in w and w[n].shape == r[n].shape}
-        for w, r in zip(wrong, right, strict=True)
-    ]
-    total = [sum(weight[n] * _square(e) for n, e in each.items()) for each in apart]
-    terms = sum(len(each) for each in apart)
-    ratio = (sum(total) / max(terms, 1)) ** 0.5
-    sums: dict[str, _Sums] = {}
+
+    def run(knobs: Knobs) -> tuple[dict[str, Tensor], ...]:
+        rebuilt = Rebuilt(knobs, exact, backward=False, templates=templates)
+        return tuple(_values(rebuilt.run(x)) for x in images)
+
+    faulty: dict[str, tuple[dict[str, Tensor], ...]] = {}
     for name in catalogue:
         fault = FAULTS[name]
         knobs = fault.apply(Knobs(config)) if fault.visible == "always" else None
         if knobs is None:
             continue
-        rebuilt = Rebuilt(knobs, exact, backward=False, templates=templates)
         try:
-            faulty = [_values(rebuilt.run(s.images)) for s in samples]
+            faulty[name] = run(knobs)
         except (RuntimeError, ValueError):
-            continue
-        sums[name] = _sum(base, faulty, apart, weight)
+            continue  # shapes that do not fit: no network runs so
+    return Predictions(run(Knobs(config)), faulty)
+
+
+def regress(predictions: Predictions, right_runs: Sequence[Left], wrong_runs: Sequence[Left]) -> Regression:
+    """Regress the difference of two sides on what every fault would change.
+
+    Args:
+        predictions: what is right, and what each fault gives, on the same inputs: six at least.
+        right_runs: what the side that is right did with them in the precision; taps and output are used.
+        wrong_runs: what the side under suspicion did in the same precision.
+
+    Raises:
+        ValueError: too few inputs.
+    """
+    base = predictions.base
+    if len(base) < LEAST_INPUTS:
+        raise ValueError(f"{len(base)} inputs: a deviation needs {LEAST_INPUTS} at least")
+    right = [_values(r) for r in right_runs]
+    wrong = [_values(r) for r in wrong_runs]
+    weight = {n: 1 / v for n, v in _noise(base, right).items() if v > 0}
+    apart = [
+        {n: w[n] - r[n] for n in weight if n in w and w[n].shape == r[n].shape}
+        for w, r in zip(wrong, right, strict=True)
+    ]
+    terms = sum(len(each) for each in apart)
+    total = sum(weight[n] * _square(e) for each in apart for n, e in each.items())
+    sums = {name: _sum(base, faulty, apart, weight) for name, faulty in predictions.faulty.items()}
     estimates = {name: _estimate(name, s, terms) for name, s in sums.items()}
     accused = _accused(estimates, sums)
     known = [e for e in estimates.values() if e.reach >= ACCUSE]
     excluded = tuple(e.name for e in known if e.name not in accused and abs(e.beta - 1) * e.reach >= ACCUSE)
     unknown = tuple(e.name for e in estimates.values() if e.name not in accused and e.name not in excluded)
-    return Regression(tuple(estimates.values()), ratio, accused, excluded, unknown)
+    return Regression(tuple(estimates.values()), (total / max(terms, 1)) ** 0.5, accused, excluded, unknown)
 
 
 def _values(run: Left) -> dict[str, Tensor]:

@@ -83,6 +83,10 @@ def _entries() -> Iterator[Fault]:
         title = f"no gradient passes through the {word[part]}"
         yield entry(f"{part}-detached", title, "attn", model=change, per_block=True)
     for part in "qk":
+        title = f"no gradient passes through the {word[part]}, as their norm left them"
+        change = _output(f"attn.{part}_norm", 0.0)
+        yield entry(f"{part}-norm-detached", title, "attn", model=change, per_block=True, when=lambda c: c.qk_norm)
+    for part in "qk":
         title = f"the gradient of the {word[part]} is 1.1 times too large"
         yield entry(f"{part}-scaled", title, "attn", model=_output(f"attn.{part}", 1.1), per_block=True)
     title = "no gradient passes through the attention probabilities"
@@ -113,9 +117,9 @@ def _entries() -> Iterator[Fault]:
             per_block=True,
             when=lambda c, name=name: c.facts.activation != name,
         )
-    for part, words in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output")):
+    for part, words in (("q", "query"), ("v", "value"), ("out", "output")):
         title = f"the bias of the {words} projection gets no gradient"
-        has = {"q": lambda c: c.q_bias, "k": lambda c: False, "v": lambda c: c.v_bias, "out": lambda c: c.out_bias}
+        has = {"q": lambda c: c.q_bias, "v": lambda c: c.v_bias, "out": lambda c: c.out_bias}
         yield entry(
             f"{part}-bias-missing", title, "attn", weights=_block(f"attn.{part}.bias", 0.0), per_block=True,
             when=has[part],

@@ -80,10 +80,10 @@ class Rebuilt:
                 y = change(y)
             output = self.model(y)
         grads: dict[str, Tensor] = {}
-        if backward:
+        # An output of another shape is another function, whatever its gradients.
+        if backward and cotangent is not None and cotangent.shape == output.shape:
             for leaf in self.leaves.values():
                 leaf.grad = None
-            assert cotangent is not None
             # What changed the weights is part of the graph, and is gone through once for every input.
             output.backward(cotangent.to(output), retain_graph=True)
             grads = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in self.leaves.items()}
