@@ -74,7 +74,7 @@ def _choices(dialect: Dialect, variant: Variant) -> tuple[Section, ...]:
     columns = (Column("choice", "choice", "code"), Column("taken", "shown here"), Column("options", "options"))
     rows = tuple(Row((c.name, variant.names[c.name], ", ".join(o.name for o in c.options))) for c in dialect.choices)
     note = "choose with --set NAME=OPTION; reading, the file itself decides"
-    return (Section("choices", "Choices", columns, rows, (note,)),)
+    return (Section(f"choices.{dialect.name}", f"Choices of {dialect.name}", columns, rows, (note,)),)
 
 
 def show_pair(name: str, to: str, wishes: Wishes, choices: Mapping[str, str]) -> Report:

@@ -123,7 +123,7 @@ def _notes(prepared: Prepared) -> list[str]:
     from vitconv.layout.match import collapse
 
     p = prepared.plan
-    notes = [*prepared.source.notes, *assumed_lines(p), *log_lines(p)]
+    notes = [*prepared.source.notes, *prepared.notes, *assumed_lines(p), *log_lines(p)]
     if p.target.fills:
         notes.append(f"made up, exact for the function: {', '.join(collapse(p.target.fills))}")
     if prepared.dropped:

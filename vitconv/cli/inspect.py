@@ -71,7 +71,10 @@ def report(found: Inspection, *, tensors: bool) -> Report:
     if tensors:
         sections.append(_tensors(found))
     if found.problem is not None:
-        verdict = Verdict("not recognised" if found.exit_code == 1 else "undecided", "fail", str(found.problem))
+        sentence, *more = str(found.problem).split("\n")
+        verdict = Verdict("not recognised" if found.exit_code == 1 else "undecided", "fail", sentence)
+        if more:
+            sections.insert(0, Section("problem", "Why", (), (), tuple(line.strip() for line in more)))
     else:
         assert r is not None
         verdict = Verdict(r.match.dialect.name, "ok", f"{r.match.dialect.title}, every tensor explained")

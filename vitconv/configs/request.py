@@ -63,7 +63,7 @@ class Lacking:
     def line(self) -> str:
         """Return one line that names the options which complete the configuration."""
         options = " ".join(f"--set {name}={self.hints.get(name, '...')}" for name in self.facts)
-        return f"left out, since the weights do not say {', '.join(self.facts)}; complete it with {options}"
+        return f"left out, since the weights do not say {', '.join(self.facts)}; state them, as in {options}"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def _base(draft: Draft) -> tuple[str, dict[str, Any]]:
     choices = {f"{k} at {e:g}" for _, k, e in bases} | {"layernorm at 1e-06", "rmsnorm at 1e-06"}
     draft.refuse(
         f"timm's config.json cannot say {kind} at eps {eps:g} here, only {' or '.join(sorted(choices))}; "
-        f"build the model with norm_layer=partial(..., eps={eps:g}), or accept another eps with --set norm_eps="
+        f"build the model with norm_layer=partial(..., eps={eps:g}), or accept another eps for all norms,"
+        " as with --set norm_eps=1e-6 --set final_norm_eps=1e-6"
     )
     return "", {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitconv import __version__
-from vitconv.conversion.beside import Beside, configs_for, others_in
+from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.facts import FACTS
 from vitconv.conversion.prepare import RESIDUE, Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal, reread
@@ -58,11 +58,15 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     """Write a prepared conversion; see `convert`."""
     p, order, sources = prepared.plan, prepared.order, prepared.sources
     file, folder = _where(dst, order)
+    home = folder or file.parent
+    _check_place(prepared, file, folder)
     check_equal(p, sources)
     beside = configs_for(p, prepared.source.extra)
-    _check_place(prepared, beside, file, folder)
+    if order.residue is not None and order.residue.resolve() in {
+        home.resolve() / n for n in (file.name, *beside.files)
+    }:
+        raise UsageError(f"--residue {order.residue} is an output of this conversion; name another file")
     rounding = check_values(p, sources)
-    home = folder or file.parent
     standing = beside.standing(home)
     outs = _named(outputs(p, sources), prepared)
     if not order.keep_order:
@@ -120,17 +124,13 @@ def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
     return dst / "model.safetensors", dst
 
 
-def _check_place(prepared: Prepared, beside: Beside, file: Path, folder: Path | None) -> None:
-    """Check that the outputs have a place and room there, and do not take each other's, before the long work."""
+def _check_place(prepared: Prepared, file: Path, folder: Path | None) -> None:
+    """Check that the output has a place and room there, before the long work."""
     order = prepared.order
     home = folder.absolute().parent if folder is not None else file.absolute().parent
     if not home.is_dir():
         raise UsageError(f"the folder {home} does not exist")
-    place = (folder or file.parent).resolve()
-    if order.residue is not None and order.residue.resolve() in {place / n for n in (file.name, *beside.files)}:
-        raise UsageError(f"--residue {order.residue} is an output of this conversion; name another file")
-    index = place / INDEX
-    if folder is not None and order.shard_bytes is None and index.exists():
+    if folder is not None and order.shard_bytes is None and (folder / INDEX).exists():
         raise Refused(
             f"{folder} holds shards already ({INDEX}), which would stay beside the output; choose a new folder"
         )

@@ -12,6 +12,7 @@ from vitconv.conversion.recognise import Recognised, recognise
 from vitconv.conversion.stream import Sources, outputs
 from vitconv.errors import Refused, UsageError
 from vitconv.io.source import Checkpoint, open_checkpoint
+from vitconv.layout.arith import FLOATS
 from vitconv.layout.canonical import template_of
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import explain_residue
@@ -134,12 +135,22 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             given=order.wishes.axes,
             order=list(source.stored),
         )
+        _check_axes(p, order.wishes.axes)
         dropped = _consented(p, order, source.branch.left)
         return Prepared(source, p, order, prove(p), dropped, extra, (put_back,) if put_back else ())
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
         raise
+
+
+def _check_axes(p: Plan, given: Mapping[str, int]) -> None:
+    """Refuse axes that neither side has: they would be ignored. `h` states a fact, the head count."""
+    bound = (*p.source.bound, *p.target.bound)
+    used = {x for b in bound for axis in b.rule.axes for x in axis.atoms if x.isalpha()} | {"h", "i"}
+    idle = sorted(given.keys() - used)
+    if idle:
+        raise UsageError(f"--axis {idle[0]}: no tensor has such an axis; there are {', '.join(sorted(used))}")
 
 
 def _restored(network: Network, residue: Checkpoint) -> Network:
@@ -156,12 +167,18 @@ def _restored(network: Network, residue: Checkpoint) -> Network:
 def _edited(network: Network, order: Order) -> Network:
     asked = list(order.edits)
     if order.dtype is not None:
-        asked.append(f"cast:dtype={order.dtype}")
+        asked.append(f"cast:dtype={_dtype(order.dtype)}")
     if asked:
         from vitconv.layout.edits import apply_all
 
         network = apply_all(network, asked)
     return network
+
+
+def _dtype(text: str) -> str:
+    if text.upper() not in FLOATS:
+        raise UsageError(f"--dtype {text}: expected one of {', '.join(FLOATS)}")
+    return text.upper()
 
 
 def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]:

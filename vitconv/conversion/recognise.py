@@ -131,13 +131,11 @@ def _heads_as_fact(wishes: Wishes) -> Wishes:
 
 def _check_told(wishes: Wishes, match: Match) -> None:
     """Refuse what the caller told and the tensors contradict."""
-    sizes = {**match.sizes, "i": match.depth}
-    wrong = contradictions(wishes.facts, sizes)
-    for axis, size in wishes.axes.items():
-        if axis not in sizes and axis != "h":
-            wrong.append(f"axis {axis}: {match.dialect.name} has no such axis; it has {', '.join(sorted(sizes))}")
-        elif sizes.get(axis, size) != size:
-            wrong.append(f"axis {axis}={size}: the tensors say {sizes[axis]}")
+    wrong = contradictions(wishes.facts, match.sizes)
+    layers = {b.layer for b in match.bound if b.layer is not None}
+    depth = wishes.axes.get("i")
+    if layers and depth not in (None, len(layers)):
+        wrong.append(f"axis i={depth}: there are {len(layers)} layers")
     if wrong:
         raise UsageError(f"what was told does not fit the tensors: {'; '.join(wrong)}")
 

@@ -136,7 +136,7 @@ def _need_all(target: Dialect, said: Encoding) -> None:
         f"  to write: {', '.join(collapse(said.missing))}\n"
         f"  lacking: {', '.join(collapse(lacking))}\n"
         f"  make them up with --edit fill:NAME=0, or choose another variant with --set CHOICE=OPTION"
-        + "".join(f"; {hint}" for name, hint in _REMEDIES.items() if name in lacking)
+        + "".join(f"; {hint}" for name, hint in _REMEDIES.items() if name in lacking and "embed.cls" not in lacking)
     )
 
 
