@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -179,3 +180,34 @@ def test_standard_streams_may_be_closed_or_full(redirection: str, code: int) -> 
     assert done.returncode == code
     assert "fault" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        (errors.NotRecognised("closest: timm\n  evil\x1b[31m"), 1, "not recognised"),
+        (errors.UsageError("no such axis"), 2, "wrong usage"),
+        (errors.BadFile("header ends after 7 bytes"), 3, "refused"),
+        (OSError(errno.EACCES, "Permission denied", "a.pth"), 2, "wrong usage"),
+    ],
+    ids=["no", "usage", "refused", "system"],
+)
+def test_an_error_is_json_too_where_json_was_asked_for(monkeypatch, capsys, error, code: int, word: str) -> None:
+    @click.command("probe")
+    @click.option("--json", "as_json", is_flag=True)
+    def command(as_json: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "verbs", lambda: ["probe"])
+    monkeypatch.setattr(main.VerbGroup, "get_command", lambda self, ctx, name: command)
+    assert main.run(["probe", "--json"]) == code
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert (answer["schema"], answer["exit_code"], answer["verdict"]["word"]) == ("vitconv.error", code, word)
+    assert answer["verdict"]["sentence"] in (str(error), "a.pth: Permission denied")
+    assert captured.err.startswith("error: ")
+
+
+def test_wrong_usage_is_json_too(capsys) -> None:
+    assert main.run(["list", "nope", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["verdict"]["word"] == "wrong usage"

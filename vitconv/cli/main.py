@@ -110,10 +110,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _say(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(f"See '{error.ctx.command_path} --help'.", err=True)
-        return error.exit_code
+        return _answered(given, error.format_message(), error.exit_code)
     except VitconvError as error:
         _say(str(error))
-        return error.exit_code
+        return _answered(given, str(error), error.exit_code)
     except (KeyboardInterrupt, EOFError, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -123,13 +123,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Of the operating system and with a file, or of a full disk: the user's to mend, not a fault of the program.
         if error.filename is not None:
-            _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
-        elif error.errno in _NO_ROOM:
+            message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+            _say(message)
+            return _answered(given, message, 2)
+        if error.errno in _NO_ROOM:
             _silence_stdout()
             _say(f"the result cannot be written: {error.strerror}")
-        else:
-            return _crashed(error)
-        return 2
+            return 2
+        return _crashed(error)
     except Exception as error:
         return _crashed(error)
     return code
@@ -143,7 +144,8 @@ def _answer(arguments: list[str]) -> int:
 
         return shell_complete(cli, {}, "vitconv", COMPLETE, instruction)
     try:
-        with cli.make_context("vitconv", arguments) as context:
+        # The words as they were typed, for reports: click takes them off the list.
+        with cli.make_context("vitconv", list(arguments), obj=tuple(arguments)) as context:
             code = cli.invoke(context)
     except click.exceptions.Exit as end:
         code = end.exit_code
@@ -158,6 +160,21 @@ def _say(message: str) -> None:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     head = "error:" if plain else click.style("error:", fg="red", bold=True)
     click.echo(f"{head} {text}", err=True)
+
+
+def _answered(given: Sequence[str], message: str, code: int) -> int:
+    """Give the error to a program that asked for JSON, too, and return the exit code."""
+    if "--json" in given:
+        from vitconv.report import Report, Verdict, emit
+
+        word = {1: "not recognised", 2: "wrong usage"}.get(code, "refused")
+        with contextlib.suppress(OSError):
+            emit(
+                Report("vitconv.error", "error", verdict=Verdict(word, "fail", message), data={"exit_code": code}),
+                as_json=True,
+            )
+            sys.stdout.flush()
+    return code
 
 
 def _crashed(error: Exception) -> int:
