@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitconv.errors import VitconvError as VitconvError
     from vitconv.io.source import open_checkpoint as open_checkpoint
     from vitconv.layout.semantics import Semantics as Semantics
+    from vitconv.parity.verify import verify as verify
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ _HOME = {
     "prepare": "vitconv.conversion.prepare",
     "recognise": "vitconv.conversion.recognise",
     "translate": "vitconv.conversion.translate",
+    "verify": "vitconv.parity.verify",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "prepare",
     "recognise",
     "translate",
+    "verify",
 ]
 
 

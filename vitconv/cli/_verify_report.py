@@ -21,6 +21,11 @@ TITLE = "Do they compute the same?"
 # What wrote a file says nothing of the function; what is told about it stays out of what differs.
 _ASIDE = ("release", "mlp_dropout")
 _STATUS: dict[str, Status] = {"same": "ok", "differs": "fail", "undecided": "warn"}
+# What the JSON tells of the cause; docs/verify-schema.md says what each is.
+_CAUSE = (
+    "found", "titles", "side", "before", "after", "detail", "proven", "others", "excluded", "undetectable", "rounds",
+    "runs", "stretches", "reason",
+)  # fmt: skip
 # Rows shown of each stage that is off; -v shows all.
 WORST = 2
 
@@ -76,7 +81,7 @@ def _report(result: Result, told: tuple[Fact, ...], sections: tuple[Section, ...
             "profile": result.profile,
             "stages": [_stage(s) for s in result.stages],
             "where": None if result.where is None else asdict(result.where),
-            "cause": None if result.cause is None else _plain(result.cause),
+            "cause": None if result.cause is None else {k: _plain(getattr(result.cause, k)) for k in _CAUSE},
         },
     )
 
@@ -184,4 +189,6 @@ def _measured(stage: Stage) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -65,7 +65,7 @@ def cause_section(result: Result) -> Section | None:
             Row(("forward", before.forward, after.forward), "info"),
             Row(("backward", before.backward, after.backward), "info"),
         ]
-    elif cause.found or cause.before:
+    elif cause.before:
         rows = [Row(("all", cause.before, cause.after if cause.found else None), "info")]
     notes = [] if cause.found else [getattr(cause, "reason", "") or "no fault of the catalogue explains it"]
     if cause.found:
