@@ -1,0 +1,1 @@
+"""Checks that tell, before a training, whether it can work: one per file, cheap to dear."""

@@ -1,0 +1,115 @@
+"""What all checks of one network look at, each part worked out once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from vitconv.checks.base.check import NotApplicable, Undecided
+from vitconv.checks.base.data import Data
+from vitconv.checks.base.halves import Halves, half_pass
+from vitconv.checks.base.passes import Pass, one_pass
+from vitconv.checks.base.plan import Plan
+from vitconv.hosts.base.host import Built, Spec
+from vitconv.inits.audit.audit import Audited, audit_tensors
+from vitconv.inits.base.architecture import Architecture
+from vitconv.layout.semantics import Semantics
+from vitconv.parity.bridge import Bridge
+from vitconv.registry import HOSTS, load
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One network to check.
+
+    Attributes:
+        name: what was asked for.
+        built: the network, in float32 and eval mode; None when it cannot be built, see `lacking`.
+        weights: its canonical weights as they are stored; None when no dialect explains its tensors.
+        facts: what is known about its function.
+        data: images and labels; batches are taken from the start.
+        bridge: its tensors as canonical ones, or None.
+        scheme: the init scheme its weights were drawn by here, or "".
+        spec: how it was asked for, to describe copies of it.
+        plan: the training that is planned.
+        other: the network to train beside it, for step parity.
+        lacking: why there is no network, or no canonical view.
+        notes: what the user should know.
+    """
+
+    name: str
+    built: Built | None
+    weights: Mapping[str, Tensor] | None
+    facts: Semantics
+    data: Data
+    bridge: Bridge | None = None
+    scheme: str = ""
+    spec: Spec = field(default_factory=Spec)
+    plan: Plan = field(default_factory=Plan)
+    other: Context | None = None
+    lacking: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> Built:
+        """Return the network.
+
+        Raises:
+            Undecided: it cannot be built.
+        """
+        if self.built is None:
+            raise Undecided(self.lacking)
+        return self.built
+
+    @property
+    def canonical(self) -> Mapping[str, Tensor]:
+        """Return the canonical weights.
+
+        Raises:
+            NotApplicable: no dialect explains the tensors.
+        """
+        if self.weights is None:
+            raise NotApplicable(self.lacking or "no dialect explains its tensors")
+        return self.weights
+
+    @cached_property
+    def arch(self) -> Architecture:
+        """Return shapes and facts of the canonical network."""
+        return Architecture({n: tuple(t.shape) for n, t in self.canonical.items()}, self.facts)
+
+    @property
+    def placement(self) -> str | None:
+        """Return where the norms of a block stand, or None when that is not known."""
+        return self.arch.placement if self.weights is not None else self.facts.norm_placement
+
+    @cached_property
+    def audit(self) -> Audited:
+        """Return the audit of the weights, against all schemes."""
+        return audit_tensors(self.canonical, self.facts)
+
+    @cached_property
+    def signals(self) -> Pass:
+        """Return one forward and backward pass in float32."""
+        return one_pass(self.network, self.bridge, self.data.batch(self.plan.batch), self.facts)
+
+    @cached_property
+    def halves(self) -> Halves:
+        """Return a forward pass and backward passes in emulated half precision."""
+        return half_pass(self.network, self.data.batch(min(self.plan.batch, 2)), self.plan.precision)
+
+    @property
+    def trained(self) -> bool:
+        """Return whether the weights look trained."""
+        return self.weights is not None and self.audit.training.state in ("trained", "partly trained")
+
+    def fresh(self) -> Built:
+        """Return a copy of the network that may be changed, in train mode."""
+        module = copy.deepcopy(self.network.module).train()
+        for parameter in module.parameters():
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        return load(HOSTS, self.network.host).describe(module, self.spec)

@@ -1,0 +1,133 @@
+"""Images and labels to check with: the user's, scikit-learn's digits, or pictures made up by a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vitconv.checks.base.check import Undecided
+from vitconv.errors import BadFile, UsageError
+from vitconv.hosts.base.host import Inputs
+from vitconv.parity.probe import probe_images
+
+HELD_OUT = 360
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Examples: images [n c height width] or tokens [n t d], float32, labels [n], int64, and where they come from."""
+
+    images: Tensor
+    labels: Tensor
+    origin: str
+    real: bool = False
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the first `size` examples."""
+        return self.images[:size], self.labels[:size]
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes: one more than the largest label."""
+        return int(self.labels.max()) + 1
+
+    def fitted(self, inputs: Inputs) -> Data:
+        """Return the examples resized, and their channels repeated, for what a network takes."""
+        if inputs.kind != "images" or self.images.dim() != 4 or tuple(self.images.shape[1:]) == inputs.shape:
+            return self
+        channels, *size = inputs.shape
+        x = self.images
+        if tuple(x.shape[2:]) != tuple(size):
+            x = functional.interpolate(x, size=tuple(size), mode="bilinear", antialias=True)
+        if x.shape[1] != channels:
+            x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
+        return Data(x, self.labels, self.origin, self.real)
+
+
+def made_up(inputs: Inputs, count: int, classes: int, seed: int = 0) -> Data:
+    """Return pictures of plane waves, standardised, with labels that mean nothing."""
+    x = torch.cat([probe_images(inputs, seed + k)["coloured"] for k in range(-(-count // 2))])[:count].float()
+    dims = tuple(range(1, x.dim()))
+    x = (x - x.mean(dims, keepdim=True)) / x.std(dims, keepdim=True)
+    labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed + 1))
+    return Data(x, labels, "made up")
+
+
+def digits() -> tuple[Data, Data]:
+    """Return scikit-learn's 8x8 digits, scaled to -1..1, shuffled: 1437 to train on and 360 held out.
+
+    Raises:
+        Undecided: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise Undecided("the digits come with scikit-learn, which is not installed; give --data") from None
+    raw = load_digits()
+    images = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 8 - 1
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    images, labels = images[order], torch.tensor(raw.target)[order]
+    held, rest = slice(None, HELD_OUT), slice(HELD_OUT, None)
+    return (
+        Data(images[rest], labels[rest], "scikit-learn's digits", True),
+        Data(images[held], labels[held], "scikit-learn's digits, held out", True),
+    )
+
+
+def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
+    """Read a `.npz` with `images` and `labels`, or a folder with one folder of pictures per class.
+
+    Images of 0..255 are scaled to -1..1; channels may come first or last.
+
+    Raises:
+        UsageError: there is nothing, or the parts do not fit together.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path, inputs)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such data; expected a .npz with images and labels, or a folder of class folders")
+    try:
+        with np.load(path, allow_pickle=False) as raw:
+            lacking = [name for name in ("images", "labels") if name not in raw]
+            if lacking:
+                raise UsageError(f"{path}: found {', '.join(raw)}; expected images and labels")
+            images, labels = np.asarray(raw["images"]), np.asarray(raw["labels"])
+    except (OSError, ValueError) as e:
+        raise BadFile(f"{path}: not a .npz of plain arrays: {e}") from None
+    x = torch.from_numpy(images.astype(np.float32))
+    if images.dtype == np.uint8:
+        x = x / 127.5 - 1
+    if x.dim() == 3:
+        x = x[:, None]
+    if x.dim() == 4 and x.shape[1] > 4 and x.shape[-1] <= 4:
+        x = x.permute(0, 3, 1, 2).contiguous()
+    if x.dim() != 4 or labels.shape != (len(x),):
+        raise UsageError(f"{path}: images {list(images.shape)} and labels {list(labels.shape)} do not fit together")
+    return Data(x, torch.from_numpy(labels.astype(np.int64)), str(path), True)
+
+
+def _folder(path: Path, inputs: Inputs | None) -> Data:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UsageError(f"{path}: reading pictures needs pillow") from None
+    classes = sorted(p for p in path.iterdir() if p.is_dir())
+    shape = inputs.shape if inputs is not None and inputs.kind == "images" else (3, 224, 224)
+    mode = "L" if shape[0] == 1 else "RGB"
+    images, labels = [], []
+    for label, folder in enumerate(classes):
+        for file in sorted(f for f in folder.iterdir() if f.suffix.lower() in _PICTURES):
+            with Image.open(file) as picture:
+                pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
+            images.append(torch.from_numpy(pixels / 127.5 - 1).reshape(shape[1], shape[2], -1).permute(2, 0, 1))
+            labels.append(label)
+    if not images:
+        raise UsageError(f"{path}: no pictures; expected one folder per class with {', '.join(_PICTURES)} in it")
+    return Data(torch.stack(images).contiguous(), torch.tensor(labels), str(path), True)

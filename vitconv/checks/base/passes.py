@@ -1,0 +1,176 @@
+"""One forward and backward pass: the stream, the attention and the gradients, by depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitconv.hosts.base.host import Built
+from vitconv.hosts.base.tap import recording
+from vitconv.layout.semantics import Semantics
+from vitconv.parity.bridge import Bridge, state_of
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Attending:
+    """The attention of one block: largest |logit|, std of the logits, and entropy over ln of the number of keys."""
+
+    block: int
+    largest: float
+    std: float
+    entropy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What one pass left.
+
+    Attributes:
+        loss: cross-entropy, or a random projection of the output where it is no [b o].
+        logits: whether the output is taken as logits.
+        output: what the network gave.
+        taps, tap_grads: {canonical name: value}, {canonical name: gradient of the loss}.
+        grads: {canonical parameter, or its own name where there is no canonical view: gradient}.
+        attention: by block; empty where it could not be worked out.
+    """
+
+    loss: float
+    logits: bool
+    output: Tensor
+    taps: Mapping[str, Tensor]
+    tap_grads: Mapping[str, Tensor]
+    grads: Mapping[str, Tensor]
+    attention: tuple[Attending, ...]
+
+    def stream(self) -> list[tuple[str, Tensor]]:
+        """Return (name, value) of the residual stream: ahead of the blocks, and after each."""
+        return [(name, x) for name, x in self.taps.items() if name == "embed" or is_block(name)]
+
+
+def is_block(name: str) -> bool:
+    """Return True for `blocks.3`, and not for what is inside."""
+    return name.startswith("blocks.") and name.count(".") == 1
+
+
+def rms(x: Tensor) -> float:
+    """Return the root of the mean square."""
+    return float(x.detach().double().square().mean().sqrt())
+
+
+def loss_of(output: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy of logits [b o], or, of any other output, its mean product with fixed random numbers."""
+    if output.dim() == 2 and (labels.dim() == 2 or int(labels.max()) < output.shape[1]):
+        return functional.cross_entropy(output.float(), labels, label_smoothing=smoothing)
+    generator = torch.Generator().manual_seed(7919)
+    cotangent = torch.randn(output.shape, generator=generator).to(output.device)
+    return (output.float() * cotangent).mean()
+
+
+def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics) -> Pass:
+    """Run once, forward and backward, in the network's own dtype, and keep what the checks look at."""
+    images, labels = batch
+    module = built.module
+    module.zero_grad(set_to_none=True)
+    with recording(built.taps, gradients=True) as seen, _attention_inputs(built) as read:
+        output = built.run(module, images)
+        loss = loss_of(output, labels)
+        loss.backward()
+    values = {n: x.detach() for n, x in seen.values().items()}
+    tap_grads = {n: g.detach() for n, g in seen.gradients().items()}
+    state = state_of(module)
+    if bridge is not None:
+        grads, weights = bridge.gradients(state), bridge.read(state)
+    else:
+        grads = {n: p.grad.detach().clone() for n, p in module.named_parameters() if p.grad is not None}
+        weights = {}
+    module.zero_grad(set_to_none=True)
+    found = tuple(attending(i, q, k, weights, facts) for i, (q, k) in sorted(read.items())) if weights else ()
+    return Pass(
+        float(loss.detach()),
+        output.dim() == 2,
+        output.detach(),
+        values,
+        tap_grads,
+        grads,
+        tuple(a for a in found if a is not None),
+    )
+
+
+@contextmanager
+def _attention_inputs(built: Built) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+    """Keep what the queries and the keys of every block are projected from."""
+    read: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def hook(i: int) -> Callable[..., None]:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() == 3]
+            if given:
+                other = given[1] if len(given) > 1 and given[1].shape == given[0].shape else given[0]
+                read[i] = (given[0].detach(), other.detach())
+
+        return keep
+
+    handles = [
+        tap.module.register_forward_pre_hook(hook(int(name.split(".")[1])), with_kwargs=True)
+        for name, tap in built.taps.items()
+        if name.startswith("blocks.") and name.endswith(".attn")
+    ]
+    try:
+        yield read
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attending(
+    i: int, queries: Tensor, keys: Tensor, weights: Mapping[str, Tensor], facts: Semantics
+) -> Attending | None:
+    """Work out the attention of block i from its inputs [b t d] and the canonical weights.
+
+    Returns:
+        None where the head count is unknown, or positions enter the product (rope, relative).
+    """
+    at = f"blocks.{i}.attn"
+    if facts.heads is None or facts.position in ("rope", "relative") or f"{at}.q.weight" not in weights:
+        return None
+
+    def project(part: str, x: Tensor) -> Tensor:
+        y = functional.linear(x, weights[f"{at}.{part}.weight"].to(x), _given(weights, f"{at}.{part}.bias", x))
+        y = y.unflatten(-1, (facts.heads or 1, -1)).transpose(1, 2)
+        gain = _given(weights, f"{at}.{part}_norm.weight", x)
+        if gain is None:
+            return y
+        eps, bias = facts.qk_norm_eps or 1e-6, _given(weights, f"{at}.{part}_norm.bias", x)
+        if facts.norm_kind == "rmsnorm":
+            return functional.rms_norm(y, gain.shape, gain, eps)
+        return functional.layer_norm(y, gain.shape, gain, bias, eps)
+
+    q, k = project("q", queries), project("k", keys)
+    scale = facts.attention_scale or q.shape[-1] ** -0.5
+    logits = (q * scale) @ k.transpose(-2, -1)
+    logs = logits.log_softmax(-1)
+    entropy = -(logs.exp() * logs).sum(-1).mean()
+    return Attending(i, float(logits.abs().max()), float(logits.std()), float(entropy) / math.log(logits.shape[-1]))
+
+
+def _given(weights: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor | None:
+    return weights[name].to(like) if name in weights else None
+
+
+def token_cosine(x: Tensor) -> float:
+    """Return the mean cosine between two different tokens of an image, from the stream x: [b t d]."""
+    if x.dim() != 3 or x.shape[1] < 2:
+        return math.nan
+    unit = functional.normalize(x.detach().double(), dim=-1)
+    t = x.shape[1]
+    # |sum of unit vectors|² counts every pair twice and every token with itself.
+    return float(((unit.sum(1).square().sum(-1) - t) / (t * (t - 1))).mean())

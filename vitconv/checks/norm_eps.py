@@ -1,0 +1,97 @@
+"""Is the eps of every norm small against the variance it sees, and a number in half precision"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
+from vitconv.checks.base.context import Context
+from vitconv.hosts.base.survey import eps_of, is_norm
+
+
+def run(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Compare every norm's eps with the variance of what it is given."""
+    seen = variances(context)
+    if not seen:
+        raise NotApplicable("no norm with an eps was run")
+    worst_name, (low, eps) = max(seen.items(), key=lambda item: _loss(*item[1]))
+    loss = _loss(low, eps)
+    yield Finding(
+        "warn" if loss > limits["loss"] else "ok",
+        f"eps {eps:g} takes {loss:.2%} of the output of {worst_name}, whose smallest token has std "
+        f"{math.sqrt(low):.3g} "
+        f"(limit {limits['loss']:.0%})",
+        {"eps": eps, "variance": low, "loss": loss},
+        (worst_name,) if loss > limits["loss"] else (),
+    )
+    half = context.plan.precision == "fp16" or (
+        context.weights is not None and any(t.dtype == torch.float16 for t in context.weights.values())
+    )
+    values = {eps for _, eps in seen.values()}
+    gone = sorted(e for e in values if float(torch.tensor(e, dtype=torch.float16)) == 0.0)
+    unsafe = sorted(e for e in values if e < 1 / 65504)
+    if gone:
+        yield Finding(
+            "error" if half else "info",
+            f"eps {', '.join(f'{e:g}' for e in gone)} is 0 in float16: a constant row gives NaN in a norm computed "
+            "wholly so",
+            {"eps": gone},
+            advice="keep norms in float32, as autocast does, or take eps 1.6e-5 and more for float16",
+        )
+    elif unsafe and half:
+        yield Finding(
+            "warn",
+            f"1/eps of {', '.join(f'{e:g}' for e in unsafe)} is infinite in float16: a hand-written norm divides by it",
+            {"eps": unsafe},
+        )
+
+
+def variances(context: Context) -> dict[str, tuple[float, float]]:
+    """Return {module name: (smallest variance over tokens, eps)} of every norm, by one forward pass."""
+    built = context.network
+    found: dict[str, tuple[float, float]] = {}
+
+    def hook(name: str, eps: float) -> object:
+        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].detach()
+            variance = float(x.var(-1, correction=0).min())
+            found[name] = (min(variance, found.get(name, (math.inf, eps))[0]), eps)
+
+        return keep
+
+    handles = [
+        m.register_forward_pre_hook(hook(name, eps))  # type: ignore[arg-type]
+        for name, m in built.module.named_modules()
+        if is_norm(m) and "BatchNorm" not in type(m).__name__ and (eps := eps_of(m)) is not None
+    ]
+    try:
+        with torch.no_grad():
+            built.run(built.module, context.data.batch(context.plan.batch)[0])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _loss(variance: float, eps: float) -> float:
+    return 1.0 - math.sqrt(variance / (variance + eps)) if variance + eps > 0 else 1.0
+
+
+CHECK = Check(
+    id="norm-eps",
+    title="Is the eps of every norm small against the variance it sees?",
+    measures="1 - sigma/sqrt(sigma² + eps) of the token with the smallest variance, at every norm; eps rounded to "
+    "float16",
+    threshold="warn when more than 1 % of the output is lost: sigma below 7 sqrt(eps), .022 at 1e-5 and .0071 at "
+    "1e-6; error "
+    "when eps is 0 in float16 (below 3e-8) and parameters are float16",
+    advice="take the eps of the codebase the weights come from, or scale up what enters the norm",
+    cost="pass",
+    run=run,
+    limits={"loss": 0.01},
+    source="exact; xformers 498e0093 keeps eps at 1.6e-5 and more for float16",
+)

@@ -1,0 +1,131 @@
+"""Do the stream and its gradient keep their size from block to block"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from vitconv.checks.base.check import Check, Finding, Limits, Points
+from vitconv.checks.base.context import Context
+from vitconv.checks.base.passes import Pass, rms
+
+FLOAT32 = 3.4e38
+
+
+def run(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Follow the RMS and the largest |value| of the stream and the RMS of its gradient by depth."""
+    seen = context.signals
+    stream = seen.stream()
+    if not stream:
+        yield Finding("info", "no blocks are known in this network, so nothing is followed by depth")
+        return
+    lost = next((name for name, x in seen.taps.items() if not bool(x.isfinite().all())), None)
+    sizes = [rms(x) for _, x in stream]
+    tops = [float(x.abs().max()) for _, x in stream]
+    curves = _curves(seen, sizes, tops)
+    if lost is not None:
+        yield Finding(
+            "error",
+            f"{lost} is the first value that is not finite, in float32: this is no matter of half precision",
+            {"first": lost},
+            (lost,),
+            curves=curves,
+            axes=("block", "RMS"),
+        )
+        return
+    figures = {"rms_first": sizes[0], "rms_last": sizes[-1], "largest": max(tops)}
+    text = f"stream RMS {sizes[0]:.3g} ahead of the blocks, {sizes[-1]:.3g} after {len(sizes) - 1}"
+    over = next((i for i, top in enumerate(tops) if top > limits["largest"]), None)
+    jump = next((i for i in range(3, len(sizes)) if sizes[i] > limits["jump"] * sizes[i - 1] > 0), None)
+    if over is not None:
+        name = stream[over][0]
+        yield Finding(
+            "error", f"{text}; {name} reaches {tops[over]:.3g}, above {limits['largest']:g}: a quarter of float16's "
+            "range",
+            {**figures, "block": name}, (name,), curves=curves, axes=("block", "RMS"),
+            advice=_growth_advice(context),
+        )  # fmt: skip
+    elif jump is not None or max(sizes) > limits["rms"]:
+        at = jump if jump is not None else sizes.index(max(sizes))
+        yield Finding(
+            "warn", f"{text}; {stream[at][0]} is {sizes[at] / max(sizes[at - 1], 1e-30):.3g} times the block before",
+            figures, (stream[at][0],), curves=curves, axes=("block", "RMS"), advice=_growth_advice(context),
+        )  # fmt: skip
+    else:
+        blind = context.placement in ("post", "deepnorm")
+        more = " (1 by construction after a norm: this says nothing here)" if blind else ""
+        yield Finding("ok", text + more, figures, curves=curves, axes=("block", "RMS"))
+    yield from _constant(context, seen)
+    yield from _gradients(seen, limits)
+
+
+def _curves(seen: Pass, sizes: list[float], tops: list[float]) -> dict[str, Points]:
+    grads = [(float(i), rms(seen.tap_grads[n])) for i, (n, _) in enumerate(seen.stream()) if n in seen.tap_grads]
+    return {
+        "stream, RMS": tuple((float(i), x) for i, x in enumerate(sizes)),
+        "stream, largest": tuple((float(i), x) for i, x in enumerate(tops)),
+        "gradient of the stream, RMS": tuple(grads),
+    }
+
+
+def _constant(context: Context, seen: Pass) -> Iterator[Finding]:
+    """Find a block whose output is the same for all images: a norm that overflowed gives zeros, not NaN."""
+    for name, x in seen.taps.items():
+        if x.dim() < 2 or len(x) < 2 or name == "head" or context.trained:
+            continue
+        spread, size = rms(x - x.mean(0, keepdim=True)), rms(x)
+        gated = size == 0.0 and name.endswith((".attn", ".mlp"))
+        if spread <= 1e-7 * size and not gated and name != "pool":
+            yield Finding("error", f"{name} is the same for all images", {"spread": spread, "rms": size}, (name,))
+            return
+
+
+def _gradients(seen: Pass, limits: Limits) -> Iterator[Finding]:
+    norms = {
+        int(n.split(".")[1]): float(g.double().norm())
+        for n, g in seen.grads.items()
+        if n.startswith("blocks.") and n.endswith(".mlp.down.weight")
+    }
+    values = [norms[i] for i in sorted(norms)]
+    if len(values) < 2 or max(values) == 0.0:
+        return
+    if not all(math.isfinite(v) for v in values):
+        yield Finding("error", "gradients of the MLPs are not finite in float32")
+        return
+    ratio = values[-1] / values[0] if values[0] > 0 else math.inf
+    level = "error" if not 1 / limits["gradient"] <= ratio <= limits["gradient"] else "ok"
+    yield Finding(
+        "error" if level == "error" else "ok",
+        f"gradient of the second MLP weight, last block over first: {ratio:.3g} (limit 1/{limits['gradient']:g} to "
+        f"{limits['gradient']:g})",
+        {"ratio": ratio},
+        curves={"gradient of mlp.down": tuple((float(i), v) for i, v in enumerate(values))},
+        axes=("block", "norm"),
+    )
+
+
+def _growth_advice(context: Context) -> str:
+    if context.facts.norm_placement == "pre" and context.facts.residual_alpha not in (None, 1.0):
+        return "a factor above 1 on a pre-norm stream grows as alpha^(2N): it belongs to DeepNorm's blocks only"
+    if context.placement == "res-post":
+        return "start the gains of the branches' norms at 0, or at 1e-5"
+    return "scale the output projections by 1/sqrt(2N) (init gpt2), or look at the weights of the block that is named"
+
+
+CHECK = Check(
+    id="signals",
+    title="Do the stream and its gradient keep their size from block to block?",
+    measures="RMS and largest |value| of the residual stream ahead of the blocks and after each, RMS of the loss "
+    "gradient "
+    "there, norm of the gradient of mlp.down by block",
+    threshold="error when a value is not finite in float32, above 16376 (a quarter of float16's range), when a "
+    "block gives "
+    "all images the same, or when the MLP gradients of the last and the first block differ by 1000; warn when a block "
+    "past the second grows the RMS by 1.5, or it passes 100. Post-norm streams are 1 by construction: see "
+    "gradient-profile for them",
+    advice="look at the block that is named",
+    cost="pass",
+    run=run,
+    limits={"largest": 16376.0, "rms": 100.0, "jump": 1.5, "gradient": 1000.0},
+    source="Xiong et al., On layer normalization, 2020; De and Smith, 2020",
+)
