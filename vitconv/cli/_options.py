@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+class NamedPath(click.Path):
+    """A path that is not the empty text, which a variable that is not set leaves behind and which means the folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("the name is empty; for the folder you are in say .", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def _report_path(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitconv.cli._options import json_option
+from vitconv.cli._options import NamedPath, json_option
 from vitconv.cli._wishes import bytes_of, check_target_choices, source_options, wishes_from
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command("convert")
-@click.argument("src", type=click.Path(path_type=Path))
-@click.argument("dst", type=click.Path(path_type=Path), required=False)
+@click.argument("src", type=NamedPath())
+@click.argument("dst", type=NamedPath(), required=False)
 @click.option("--to", required=True, metavar="DIALECT", help="The dialect to write.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; DST may be left out.")
-@click.option("--residue", type=click.Path(path_type=Path), help="Keep what the target has no place for in this file.")
-@click.option("--restore", type=click.Path(path_type=Path), help="Put such a file back.")
+@click.option("--residue", type=NamedPath(), help="Keep what the target has no place for in this file.")
+@click.option("--restore", type=NamedPath(), help="Put such a file back.")
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Consent to losing tensors (canonical or source names).")
 @click.option(
     "--edit", "edits", multiple=True, metavar="EDIT", help="Change the network on the way: NAME[:key=value,...]."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitconv.cli._options import json_option, report_option
+from vitconv.cli._options import NamedPath, json_option, report_option
 
 if TYPE_CHECKING:
     from vitconv.conversion.diff import Diff
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=NamedPath())
+@click.argument("b", type=NamedPath())
 @click.option("--from-a", metavar="DIALECT", help="The dialect of A; detected otherwise.")
 @click.option("--from-b", metavar="DIALECT", help="The dialect of B; detected otherwise.")
 @click.option("--set-a", multiple=True, metavar="NAME=VALUE", help="State a fact about A.")

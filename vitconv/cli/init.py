@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitconv.cli._options import json_option, report_option
+from vitconv.cli._options import NamedPath, json_option, report_option
 from vitconv.cli._wishes import source_options
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("init")
 @click.argument("what", metavar="SIZE|CKPT")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=NamedPath())
 @click.option("--scheme", required=True, metavar="SCHEME", help="The init scheme; `vitconv list inits` names them.")
 @click.option("--to", metavar="DIALECT", help="The dialect to write; a checkpoint's own, or canonical, otherwise.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The seed of the network.")

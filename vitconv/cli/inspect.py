@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitconv.cli._options import json_option
+from vitconv.cli._options import NamedPath, json_option
 from vitconv.cli._wishes import check_target_choices, source_options, wishes_from
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=NamedPath())
 @click.option("--health", is_flag=True, help="Read every element: NaN, Inf, all-zero tensors, distance of branches.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @source_options
