@@ -1,0 +1,167 @@
+"""The verb: targets, exit codes, reports, recipes in every schema, and the init function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitconv.checks.base.recipe import read_recipe
+from vitconv.cli.main import run
+from vitconv.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+SMALL = [f"--set={pair}" for pair in ("depth=2", "dim=48", "heads=3", "image=16", "patch=4", "classes=10")]
+
+# The configuration of the first public report, as it stands but for its size.
+REPORT = """\
+reversible: False
+block_type: "encoder"
+num_layers: 2
+dim_model: 48
+layer_norm_style: "pre"
+
+multi_head_config:
+  num_heads: 3
+  residual_dropout: 0.1  # (1) tried without this, (2) swapping this for DropPath, (3) with regular dropout
+  use_rotary_embeddings: False
+
+  attention:
+    name: "scaled_dot_product"
+    dropout: 0.0
+    causal: False
+
+feedforward_config:
+  name: "MLP"
+  dropout: 0.0
+  activation: "gelu"
+  hidden_layer_multiplier: 4
+"""
+IMAGE = ["--set", "image=32", "--set", "classes=10"]
+INIT = """
+from torch import nn
+from torch.nn.init import trunc_normal_
+
+def init(model):
+    def one(module):
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.zeros_(module.bias)
+            nn.init.ones_(module.weight)
+    model.apply(one)
+"""
+
+
+def answer(capsys: Any, *words: str) -> tuple[int, dict[str, Any]]:
+    code = run(["check", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def levels(found: dict[str, Any]) -> dict[str, str]:
+    return {c["check"]: c["level"] for c in found["checks"]}
+
+
+def test_a_size_is_ready(capsys: Any) -> None:
+    code, found = answer(capsys, "vit_tiny", *SMALL)
+    assert code == 0
+    assert found["verdict"]["word"] == "ready to train"
+    assert len(found["checks"]) >= 10
+
+
+def test_a_post_norm_stack_of_24_is_not(capsys: Any) -> None:
+    code, found = answer(capsys, "vit_tiny", *SMALL, "--set=depth=24", "--set=norm=post", "--init", "timm-moco")
+    assert code == 1
+    assert levels(found)["gradient-profile"] == "error"
+
+
+def test_a_checkpoint_without_facts_is_undecided(capsys: Any, tmp_path: Path) -> None:
+    import shutil
+
+    path = tmp_path / "vit_digits.safetensors"
+    shutil.copy(ROOT / "fixtures/digits/vit_digits.safetensors", path)
+    code, found = answer(capsys, str(path))
+    assert code == 3
+    assert "heads" in next(c["skipped"] for c in found["checks"] if c["check"] == "signals")
+    assert levels(found)["init-audit"] == "info"
+
+
+def test_a_trained_checkpoint_is_ready(capsys: Any) -> None:
+    code, found = answer(
+        capsys,
+        str(ROOT / "fixtures/digits/vit_digits.safetensors"),
+        "--data",
+        str(ROOT / "fixtures/digits/held_out.npz"),
+    )
+    assert code == 0, found["checks"]
+
+
+@pytest.mark.parametrize(
+    ("release", "code"), [(None, 1), ("0.0.9", 1), ("0.0.11", 0)], ids=["not-stated", "0.0.9", "0.0.11"]
+)
+def test_the_first_report_runs_as_it_stands(release: str | None, code: int, capsys: Any, tmp_path: Path) -> None:
+    path = tmp_path / "vit_b.yaml"
+    path.write_text(REPORT)
+    told = [] if release is None else ["--set", f"release={release}"]
+    got, found = answer(capsys, str(path), *IMAGE, *told)
+    assert got == code, found["checks"]
+    assert levels(found)["facts"] == ("error" if code else "info")
+    assert levels(found)["init-audit"] == "ok"
+
+
+@pytest.mark.parametrize(("release", "missing"), [("0.0.9", 6), ("0.0.22", 4)])
+def test_the_init_function_of_the_first_report(release: str, missing: int, capsys: Any, tmp_path: Path) -> None:
+    path, code = tmp_path / "vit_b.yaml", tmp_path / "their_init.py"
+    path.write_text(REPORT if release == "0.0.9" else REPORT.replace("layer_norm_style", "residual_norm_style"))
+    code.write_text(INIT)
+    got, found = answer(capsys, str(path), *IMAGE, "--set", f"release={release}", "--init-fn", f"python:{code}:init")
+    assert got == 1
+    rows = [r for r in found["sections"][0]["rows"] if r["status"] == "fail"]
+    assert sum(r["count"] for r in rows) == missing
+    assert any("in_proj_weight" in r["parameter"] for r in rows) == (release == "0.0.9")
+
+
+def test_a_recipe_in_full(capsys: Any, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model: vit_tiny\nset: {depth: 2, dim: 48, heads: 3, image: 16, patch: 4, classes: 10, norm: deepnorm}\n"
+        "init: timm-moco\nprecision: amp-bf16\nchecks: [deepnorm-bound, fp16-headroom]\n"
+        "thresholds: {deepnorm-bound: {high: 100}}\ntraining: {lr: 1e-4, batch: 2}\n"
+    )
+    code, found = answer(capsys, str(path))
+    assert code == 0
+    assert levels(found)["deepnorm-bound"] in ("ok", "warn")
+    assert "range" in next(c["skipped"] for c in found["checks"] if c["check"] == "fp16-headroom")
+    assert read_recipe(path).wanted.plan.lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modle: vit_tiny", "model"),
+        ("model: vit_tiny\ntimm: x", "expected one of"),
+        ("model: vit_tiny\ntraining: {learning: 1}", "key of training"),
+        ("just text", "a mapping"),
+    ],
+)
+def test_a_recipe_that_is_none(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_recipe(path)
+
+
+def test_the_html_report_has_the_charts(tmp_path: Path, capsys: Any) -> None:
+    page = tmp_path / "out.html"
+    assert run(["check", "vit_tiny", *SMALL, "--report", str(page)]) == 0
+    capsys.readouterr()
+    assert page.read_text().count('<svg class="chart"') >= 5
+
+
+def test_an_unknown_check_is_wrong_usage(capsys: Any) -> None:
+    assert run(["check", "vit_tiny", "--only", "sginals"]) == 2
+    assert "signals" in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""Read recipe.yaml: a scripted check before training; or a configuration of xformers' factory as it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitconv.checks.base.context import Context
+from vitconv.checks.base.data import digits, read_data
+from vitconv.checks.base.plan import Plan
+from vitconv.checks.base.target import Wanted, context_of
+from vitconv.errors import BadFile, UsageError
+from vitconv.registry import unknown
+
+SUFFIXES = (".yaml", ".yml")
+KEYS: Mapping[str, str] = {
+    "model": "a checkpoint, a size, or host:model; not beside xformers or timm",
+    "xformers": "a configuration of the factory, with layer_norm_style (up to 0.0.11) or residual_norm_style",
+    "timm": "arguments of timm.create_model, model_name among them",
+    "release": "the xformers release",
+    "set": "facts, options of the host, sizes and changes, by name",
+    "init": "the init scheme",
+    "precision": "fp32, amp-fp16 or amp-bf16",
+    "checks": "the checks to run; all that need no training otherwise",
+    "skip": "checks to leave out",
+    "thresholds": "by check: limits by name",
+    "training": "the plan: lr, betas, decay, warmup, steps, batch, smoothing, clip, mixup, cutmix, seed",
+    "data": "digits, a .npz, or a folder of class folders",
+    "beside": "a second network to train step by step beside the first",
+    "seed": "of weights and images",
+}
+_XFORMERS = ("block_type", "dim_model", "block_config", "stack_configs", "multi_head_config")
+# The last releases whose configuration has the key. The first report is of the time of 0.0.9, whose pre-norm leaves
+# keys and values un-normalised.
+_OLD, _NEW = "0.0.9", "0.0.28.post3"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe: the network and how it is to be checked.
+
+    `model` is a target of `context_of`; `only` and `skip` name checks; `thresholds` change limits; `notes` say what was
+    assumed.
+    """
+
+    model: str
+    wanted: Wanted
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    data: str = ""
+    beside: str = ""
+    notes: tuple[str, ...] = ()
+
+    def context(self) -> Context:
+        """Build what the recipe describes."""
+        wanted = self.wanted
+        if self.data:
+            found = digits()[0] if self.data == "digits" else read_data(self.data)
+            wanted = dataclasses.replace(wanted, data=found)
+        context = context_of(self.model, wanted)
+        other = None
+        if self.beside:
+            other = context_of(self.beside, Wanted(data=wanted.data, plan=wanted.plan, seed=wanted.seed))
+        return dataclasses.replace(context, other=other, notes=(*self.notes, *context.notes))
+
+
+def is_recipe(target: str) -> bool:
+    """Return True for the path of a YAML file."""
+    return Path(target).suffix.lower() in SUFFIXES and Path(target).is_file()
+
+
+def read_recipe(path: str | Path, wanted: Wanted | None = None) -> Recipe:
+    """Read a recipe, or a configuration of xformers' factory; what `wanted` sets wins over the file.
+
+    Raises:
+        BadFile: it is no YAML.
+        UsageError: an unknown key, or one that does not go with another.
+    """
+    path, wanted = Path(path), wanted or Wanted()
+    try:
+        import yaml
+
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except ImportError:
+        raise UsageError(f"{path}: reading YAML needs pyyaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise BadFile(f"{path}: {e}") from None
+    if isinstance(raw, list) or (isinstance(raw, Mapping) and not set(raw) & set(KEYS) and _of_factory(raw)):
+        raw = {"xformers": raw, "init": "first-report"}
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{path}: found {type(raw).__name__}; expected a recipe: a mapping of {', '.join(KEYS)}")
+    for key in raw:
+        if key not in KEYS:
+            raise unknown("key of a recipe", str(key), list(KEYS))
+    return _recipe(path, dict(raw), wanted)
+
+
+def _of_factory(raw: Mapping[str, Any]) -> bool:
+    inner = [raw, *(v for v in raw.values() if isinstance(v, Mapping))]
+    return any(key in one for one in inner for key in _XFORMERS)
+
+
+def _recipe(path: Path, raw: dict[str, Any], wanted: Wanted) -> Recipe:
+    named = [key for key in ("model", "xformers", "timm") if key in raw]
+    if len(named) != 1:
+        raise UsageError(f"{path}: found {' and '.join(named) or 'no network'}; expected one of model, xformers, timm")
+    model, options, notes = _network(raw, wanted)
+    sets = tuple(f"{k}={_text(v)}" for k, v in dict(raw.get("set") or {}).items())
+    plan = _plan(raw, wanted.plan)
+    return Recipe(
+        model,
+        dataclasses.replace(
+            wanted,
+            sets=(*sets, *wanted.sets),
+            options={**options, **wanted.options},
+            scheme=wanted.scheme or str(raw.get("init") or ""),
+            plan=plan,
+            seed=int(raw.get("seed", wanted.seed)),
+        ),
+        tuple(raw.get("checks") or ()),
+        tuple(raw.get("skip") or ()),
+        {str(k): {str(n): float(x) for n, x in dict(v).items()} for k, v in dict(raw.get("thresholds") or {}).items()},
+        str(raw.get("data") or ""),
+        str(raw.get("beside") or ""),
+        notes,
+    )
+
+
+def _network(raw: dict[str, Any], wanted: Wanted) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    if "model" in raw:
+        if not isinstance(raw["model"], str):
+            raise UsageError(f"model: found {type(raw['model']).__name__}; expected a checkpoint, a size or host:model")
+        return raw["model"], {}, ()
+    if "timm" in raw:
+        arguments = {"model_name": raw["timm"]} if isinstance(raw["timm"], str) else dict(raw["timm"])
+        name = arguments.pop("model_name", None)
+        if name is None:
+            raise UsageError("timm: expected model_name among the arguments")
+        return f"timm:{name}", arguments, ()
+    told = raw.get("release") or next((s.partition("=")[2] for s in wanted.sets if s.startswith("release=")), None)
+    if told is not None:
+        return "xformers-style:config", {"config": raw["xformers"], "release": str(told)}, ()
+    old = "layer_norm_style" in str(raw["xformers"])
+    release = _OLD if old else _NEW
+    note = (
+        f"no release is stated: the key {'layer_norm_style' if old else 'residual_norm_style'} was read as "
+        f"{release} reads "
+        f"it; say --set release=0.0.x"
+    )
+    return "xformers-style:config", {"config": raw["xformers"], "release": release}, (note,)
+
+
+def _plan(raw: dict[str, Any], plan: Plan) -> Plan:
+    given = dict(raw.get("training") or {})
+    known = {f.name for f in dataclasses.fields(Plan)}
+    for name in given:
+        if name not in known:
+            raise unknown("key of training", str(name), sorted(known))
+    if "betas" in given:
+        given["betas"] = (float(given["betas"][0]), float(given["betas"][1]))
+    if "precision" in raw:
+        given["precision"] = str(raw["precision"])
+    try:
+        # YAML 1.1 reads 1e-3 as text.
+        given = {k: float(v) if isinstance(v, str) and k != "precision" else v for k, v in given.items()}
+    except ValueError as e:
+        raise UsageError(f"training: {e}") from None
+    return dataclasses.replace(plan, **given)
+
+
+def _text(value: Any) -> str:
+    return "x".join(str(v) for v in value) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,225 @@
+"""Can this start training? Init, signals by depth, half precision, loss, optimiser, before an hour is spent"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitconv.cli._options import json_option, report_option
+
+if TYPE_CHECKING:
+    from vitconv.checks.base.context import Context
+    from vitconv.checks.base.run import Outcome
+    from vitconv.report import Report, Section
+
+
+@click.command("check")
+@click.argument("target", metavar="CKPT|SIZE|HOST:MODEL|RECIPE.yaml")
+@click.option("--only", multiple=True, metavar="CHECK", help="Run these checks; `vitconv list checks` names them.")
+@click.option("--skip", multiple=True, metavar="CHECK", help="Leave out these checks.")
+@click.option("--all", "trainings", is_flag=True, help="Also run what trains: minutes, not seconds.")
+@click.option("--init", "scheme", default="", metavar="SCHEME", help="Draw the weights by this init scheme.")
+@click.option(
+    "--init-fn", metavar="python:MODULE:FN", help="Tell which parameters this init function misses, and stop."
+)
+@click.option("--precision", metavar="NAME", help="The training's: fp32, amp-fp16 (default) or amp-bf16.")
+@click.option("--lr", type=float, help="Peak learning rate of the training; 1e-3 otherwise.")
+@click.option("--batch", type=click.IntRange(min=1), help="Images in the batch that is looked at; 4 otherwise.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the trainings; 300 otherwise.")
+@click.option(
+    "--data", metavar="PATH", help="Images: digits, a .npz with images and labels, or a folder of class folders."
+)
+@click.option("--beside", metavar="TARGET", help="A second network, for step-parity.")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A fact, a size, a change (norm=deepnorm), or "
+              "an option of the host.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and images.")
+@report_option
+@json_option
+def command(target: str, init_fn: str | None, report_path: Path | None, as_json: bool, **options: Any) -> int:
+    """Check a network before it is trained.
+
+    A checkpoint is checked as it is; a SIZE (`vitconv list sizes`) is drawn by --init, timm unless given; HOST:MODEL is
+    built by its library. RECIPE.yaml scripts all of it, or is a configuration of xformers' factory as it stands.
+
+    Exit codes: 0 ready or only warnings, 1 a finding of level error, 3 undecided: a check could not be run.
+    """
+    from vitconv.report import emit, save
+
+    if init_fn is not None:
+        document, code = _coverage(target, init_fn, options)
+        charts: tuple[Section, ...] = ()
+    else:
+        document, charts, code = _checked(target, options)
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(replace(document, sections=(*document.sections, *charts)), report_path)
+    return code
+
+
+def _checked(target: str, options: dict[str, Any]) -> tuple[Report, tuple[Section, ...], int]:
+    from vitconv.checks.base.run import chosen, run_checks, verdict
+
+    context, only, skip, thresholds = _context(target, options)
+    checks = chosen(only, skip, trainings=options["trainings"])
+
+    def told(name: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\033[K{name}")
+            sys.stderr.flush()
+
+    outcomes = run_checks(context, checks, limits=thresholds, progress=told)
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+    word, code = verdict(outcomes)
+    return report(context, outcomes, word, code), charts_of(outcomes), code
+
+
+def _context(
+    target: str, options: dict[str, Any], *, drawn: bool = True
+) -> tuple[Context, tuple[str, ...], tuple[str, ...], Any]:
+    from vitconv.checks.base.data import digits, read_data
+    from vitconv.checks.base.plan import Plan
+    from vitconv.checks.base.recipe import is_recipe, read_recipe
+    from vitconv.checks.base.target import Wanted, context_of
+    from vitconv.parity.precision import precision_of
+
+    changes = {k: options[k] for k in ("precision", "lr", "batch", "steps") if options[k] is not None}
+    if "precision" in changes:
+        precision_of(changes["precision"])
+    wanted = Wanted(tuple(options["sets"]), scheme=options["scheme"], seed=options["seed"])
+    if is_recipe(target):
+        recipe = read_recipe(target, wanted)
+        plan = replace(recipe.wanted.plan, **changes)
+        scheme = recipe.wanted.scheme if drawn else ""
+        recipe = replace(
+            recipe,
+            wanted=replace(recipe.wanted, plan=plan, scheme=scheme),
+            data=options["data"] or recipe.data,
+            beside=options["beside"] or recipe.beside,
+        )
+        context = recipe.context()
+        return context, options["only"] or recipe.only, (*recipe.skip, *options["skip"]), recipe.thresholds
+    data = None
+    if options["data"]:
+        data = digits()[0] if options["data"] == "digits" else read_data(options["data"])
+    wanted = replace(wanted, data=data, plan=replace(Plan(), **changes))
+    context = context_of(target, wanted)
+    if options["beside"]:
+        beside = context_of(options["beside"], Wanted(data=data, plan=wanted.plan, seed=wanted.seed))
+        context = replace(context, other=beside)
+    return context, options["only"], options["skip"], {}
+
+
+_STATUS = {"ok": "ok", "info": "info", "warn": "warn", "error": "fail"}
+
+
+def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int) -> Report:
+    """Return the report of the checks."""
+    from vitconv.report import Column, Fact, Report, Row, Section, Verdict
+
+    columns = (Column("check", "check", "code"), Column("level", "level"), Column("finding", "finding"))
+    rows = []
+    for o in outcomes:
+        if o.skipped:
+            status: Any = "warn" if o.undecided else "skip"
+            rows.append(Row((o.check.id, "undecided" if o.undecided else "skipped", o.skipped), status))
+        for f in o.findings:
+            advice = (f.advice or o.check.advice) if f.level in ("warn", "error") else ""
+            where = f"in {', '.join(f.where)}" if f.where and f.level in ("warn", "error") else ""
+            detail = "; ".join(part for part in (where, advice and f"what to do: {advice}") if part)
+            rows.append(Row((o.check.id, f.level, f.text), _STATUS[f.level], detail))  # type: ignore[arg-type]
+    counts = {level: sum(f.level == level for o in outcomes for f in o.findings) for level in _STATUS}
+    sentence = f"{counts['error']} errors, {counts['warn']} warnings, {len(outcomes)} checks"
+    sections = [Section("checks", "What was found", columns, tuple(rows))]
+    if context.notes:
+        notes = tuple(Row((text,), "info") for text in context.notes)
+        sections.append(Section("notes", "Noticed", (Column("note", "note"),), notes))
+    facts = [Fact("network", (context.name,)), Fact("init", (context.scheme or "its own weights",))]
+    facts += [Fact(k, (str(v),)) for k, v in context.facts.known().items()]
+    facts += [Fact("images", (context.data.origin,)), Fact("precision", (context.plan.precision,))]
+    return Report(
+        "vitconv.check",
+        f"Can {context.name} start training?",
+        verdict=Verdict(word, "fail" if code == 1 else "warn" if code or counts["warn"] else "ok", sentence),
+        facts=tuple(facts),
+        sections=tuple(sections),
+        data={"checks": [_plain(o) for o in outcomes]},
+    )
+
+
+def charts_of(outcomes: tuple[Outcome, ...]) -> tuple[Section, ...]:
+    """Return one section of charts per check that has curves."""
+    from vitconv.report import Chart, Section, Series
+
+    sections = []
+    for o in outcomes:
+        charts = []
+        for f in o.findings:
+            series = tuple(Series(name, points) for name, points in f.curves.items() if points)
+            if series:
+                charts.append(Chart(", ".join(s.name for s in series), *f.axes, series, log=_wide(series)))
+        if charts:
+            sections.append(Section(o.check.id, o.check.title, notes=(o.check.threshold,), charts=tuple(charts)))
+    return tuple(sections)
+
+
+def _wide(series: Any) -> bool:
+    values = [y for s in series for _, y in s.points if y > 0]
+    return bool(values) and max(values) > 20 * min(values)
+
+
+def _plain(o: Outcome) -> dict[str, Any]:
+    findings = [
+        {
+            "level": f.level,
+            "text": f.text,
+            "figures": dict(f.figures),
+            "where": list(f.where),
+            "advice": f.advice or o.check.advice,
+            "curves": {name: [list(p) for p in points] for name, points in f.curves.items()},
+        }
+        for f in o.findings
+    ]
+    return {
+        "check": o.check.id,
+        "level": o.level,
+        "skipped": o.skipped,
+        "undecided": o.undecided,
+        "seconds": round(o.seconds, 3),
+        "findings": findings,
+    }
+
+
+def _coverage(target: str, init_fn: str, options: dict[str, Any]) -> tuple[Report, int]:
+    """Tell which parameters an init function misses: fill with NaN, run it, and look what is left."""
+    from vitconv.checks.base.init_fn import missed
+    from vitconv.report import Column, Fact, Report, Row, Section, Verdict
+
+    context, _, _, _ = _context(target, options, drawn=False)
+    rows = missed(context.network.module, init_fn)
+    bad = [r for r in rows if r.level != "ok"]
+    columns = (
+        Column("parameter", "parameter", "code"),
+        Column("count", "tensors", "count"),
+        Column("module", "held by"),
+        Column("state", "state"),
+        Column("before", "what the constructor left"),
+        Column("meaning", "meaning"),
+    )
+    cells = tuple(Row((r.names, r.count, r.module, r.state, r.before, r.meaning), _STATUS[r.level]) for r in rows)  # type: ignore[arg-type]
+    errors = sum(r.count for r in rows if r.level == "error")
+    word = "misses parameters" if errors else "sets all that matters"
+    document = Report(
+        "vitconv.check.init-fn",
+        f"What does {init_fn} set in {context.name}?",
+        verdict=Verdict(
+            word, "fail" if errors else "ok", f"{errors} parameters are missed; {len(bad)} kinds to look at"
+        ),
+        facts=(Fact("network", (context.name,)), Fact("function", (init_fn,))),
+        sections=(Section("coverage", "Parameters by what became of them", columns, cells),),
+    )
+    return document, 1 if errors else 0
