@@ -30,7 +30,7 @@ BELOW = {
     "testing": ("parity",),
     "checks": ("hosts", "inits", "parity", "initialise"),
     "demo": ("hosts", "conversion", "dialects"),
-    "bench": ("checks", "dialects"),
+    "bench": ("checks", "dialects", "report"),
     "__main__": ("cli",),
     "cli": ("bench", "demo", "initialise", "checks", "dialects", "report"),
 }

@@ -45,7 +45,8 @@ def make(spec: Spec) -> nn.Module:
     Options are arguments of `timm.create_model`.
 
     Raises:
-        UsageError: no such model or folder, a name that timm would look up on a hub, or an argument the model does not take.
+        UsageError: no such model or folder, a name that timm would look up on a hub, or an argument the model does not
+            take.
         Refused: the model is not of the VisionTransformer family.
     """
     import timm

@@ -42,9 +42,9 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
             notes += [f"{what}: {', '.join(collapse(names))}" for what, names in lost.items() if "grad" not in what]
             apart = {n for what, names in lost.items() if what.startswith("grad ") for n in names}
             # One that the other side does not have is another network; one that it has and does not show is unknown.
-            for names, blame in ((apart - _both(pair), "differs"), (apart & _both(pair), "undecided")):
-                if names:
-                    said = f"gradients of one side only: {', '.join(collapse(sorted(names)))}"
+            for parted, blame in ((apart - _both(pair), "differs"), (apart & _both(pair), "undecided")):
+                if parted:
+                    said = f"gradients of one side only: {', '.join(collapse(sorted(parted)))}"
                     rows.append(Row(f"{of} weights, {inputs}: gradients", "fail", said, blame=blame))  # type: ignore[arg-type]
             notes += [f"{t.side}: {t.facts['lifted']}" for t in (a, b) if "lifted" in t.facts]
     if pair.moved:
