@@ -1,0 +1,154 @@
+"""Train a network for a few steps, and say how it went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.checks.base.data import Data
+from vitconv.checks.base.halves import Watch
+from vitconv.checks.base.passes import loss_of
+from vitconv.checks.base.plan import Plan
+from vitconv.checks.base.scaler import Kind, Scaler
+from vitconv.hosts.base.host import Built
+from vitconv.inits.base.groups import groups
+from vitconv.parity.bridge import Bridge, state_of
+from vitconv.parity.precision import running
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: losses by step, what the loss scaler saw, and how it went.
+
+    `verdict`: trains; stuck (never clearly below guessing); collapses (was below, and is back at guessing); diverges
+    (not finite, or far above guessing).
+    """
+
+    losses: tuple[float, ...]
+    steps: tuple[Kind, ...]
+    guess: float
+    scale: float = 1.0
+
+    @property
+    def last(self) -> float:
+        """Return the mean loss of the last tenth."""
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(tail) / len(tail)
+
+    @property
+    def best(self) -> float:
+        """Return the lowest mean of ten losses in a row."""
+        k = min(10, len(self.losses))
+        return min(sum(self.losses[i : i + k]) / k for i in range(len(self.losses) - k + 1))
+
+    @property
+    def verdict(self) -> str:
+        """Return how it went."""
+        if not all(math.isfinite(x) for x in self.losses) or self.last > 2 * self.guess:
+            return "diverges"
+        if self.last <= 0.93 * self.guess:
+            return "trains"
+        return "collapses" if self.best < 0.9 * self.guess else "stuck"
+
+
+@dataclass
+class AdamW:
+    """AdamW by hand (Loshchilov and Hutter, 2019): torch.optim imports torch's compiler, which takes ten seconds."""
+
+    plan: Plan
+    decayed: list[Tensor]
+    others: list[Tensor]
+    t: int = 0
+    moments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Take one step."""
+        self.t += 1
+        b1, b2 = self.plan.betas
+        for p, decay in [*((p, self.plan.decay) for p in self.decayed), *((p, 0.0) for p in self.others)]:
+            if p.grad is None:
+                continue
+            m, v = self.moments.setdefault(id(p), (torch.zeros_like(p), torch.zeros_like(p)))
+            m.lerp_(p.grad, 1 - b1)
+            v.mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+            p.mul_(1 - lr * decay)
+            p.addcdiv_(m / (1 - b1**self.t), (v / (1 - b2**self.t)).sqrt_().add_(self.plan.eps), value=-lr)
+
+
+def optimiser(module: nn.Module, bridge: Bridge | None, plan: Plan) -> AdamW:
+    """Return an optimiser whose decay goes by role, or, without a canonical view, by the number of axes."""
+    parameters = dict(module.named_parameters())
+    if bridge is None:
+        names = {n for n, p in parameters.items() if p.dim() > 1}
+    else:
+        state = state_of(module)
+        ids = {id(p): n for n, p in parameters.items()}
+        names = {
+            ids[id(state[bridge.prefix + bridge.network.cells[g.name].view.tensor])]
+            for g in groups(bridge.shapes)
+            if g.decayed and id(state[bridge.prefix + bridge.network.cells[g.name].view.tensor]) in ids
+        }
+    return AdamW(
+        plan,
+        [p for n, p in parameters.items() if n in names],
+        [p for n, p in parameters.items() if n not in names],
+    )
+
+
+def batches(data: Data, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one batch per step, in an order that depends on the seed alone."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    order: list[int] = []
+    for _ in range(plan.steps):
+        while len(order) < plan.batch:
+            order += torch.randperm(len(data.images), generator=generator).tolist()
+        now, order = order[: plan.batch], order[plan.batch :]
+        yield data.images[now], data.labels[now]
+
+
+def train(
+    built: Built, data: Data, plan: Plan, bridge: Bridge | None = None, *, watch: Callable[[int], bool] | None = None
+) -> Run:
+    """Train in place; `watch(step)` is called after each step, and True ends the training.
+
+    A precision of `amp-fp16` is CUDA autocast's policy emulated, with a loss scale by GradScaler's rule.
+    """
+    module, classes = built.module, 0
+    optim = optimiser(module, bridge, plan)
+    half = plan.precision == "amp-fp16"
+    scaler = Scaler(65536.0 if half else 1.0)
+    losses, seen = list[float](), list[Kind]()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    with torch.random.fork_rng(devices=[]), running(plan.precision, "cpu") as mode:
+        torch.manual_seed(plan.seed)
+        for step, (x, labels) in enumerate(batches(data, plan)):
+            module.zero_grad(set_to_none=True)
+            with Watch(None) if half else nullcontext():
+                with mode.forward():
+                    output = built.run(module, x)
+                loss = loss_of(output, labels, plan.smoothing)
+                (loss * scaler.scale).backward()
+            classes = classes or output.shape[-1]
+            losses.append(float(loss.detach()))
+            finite = all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None)
+            kind: Kind = "clean" if finite else "overflow" if math.isfinite(losses[-1]) else "forward"
+            seen.append(kind)
+            if half:
+                if finite and scaler.scale != 1.0:
+                    for p in parameters:
+                        if p.grad is not None:
+                            p.grad.div_(scaler.scale)
+                scaler.update(not finite)
+            if finite:
+                if plan.clip:
+                    nn.utils.clip_grad_norm_(parameters, plan.clip)
+                optim.step(plan.lr_at(step))
+            if (watch is not None and watch(step)) or (not math.isfinite(losses[-1]) and not half):
+                break
+    return Run(tuple(losses), tuple(seen), math.log(max(2, min(classes, data.classes))), scaler.scale)
