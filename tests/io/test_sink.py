@@ -218,8 +218,10 @@ def test_progress_counts_to_the_size_of_the_file(tmp_path: Path, monkeypatch) ->
     assert len(seen) > 4
 
 
+# What runs in the background of a shell starts with SIGINT ignored, and so do its children.
 WRITER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from vitconv.io.sink import Out, write_file, write_sharded
 def slow():
     for i in range(20):
