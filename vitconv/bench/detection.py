@@ -23,6 +23,7 @@ from vitconv.hosts.base.host import Spec
 from vitconv.hosts.timm import HOST as TIMM
 from vitconv.parity.bridge import bridge_of, state_of
 from vitconv.parity.explain import Cause, explain_traces
+from vitconv.parity.faults.error import TIMES, exact_scale, noise_scale, ratios
 from vitconv.parity.faults.randomness import name_random
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images, probe_weights
@@ -110,7 +111,7 @@ def networks() -> dict[str, Callable[[], Any]]:
         return build
 
     average = {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "qk_norm": True}
-    gated = {"mlp_layer": SwiGLUPacked, "mlp_ratio": 4.0}
+    gated = {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
     return {"token": make(init_values=0.3), "average": make(**average), "gated": make(**gated)}
 
 
@@ -159,7 +160,8 @@ class Cell:
     """What came of one planting.
 
     `effect`: the function changed at these weights. `seen`: the precision shows it. `named`: the explainer's answer
-    holds the truth. `accused`: it named something, and that was not it.
+    holds the truth. `accused`: it named something, and that was not it. `hidden`: all it changes is less than the
+    rounding error of the clean network in this precision, so no rule could tell.
     """
 
     network: str
@@ -175,6 +177,7 @@ class Cell:
     before: float
     after: float
     runs: int
+    hidden: bool = False
 
 
 def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
@@ -182,7 +185,7 @@ def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
     net = bench.spoiled(*planted)
     if any(m.random for m in planted):
         return _random_cell(bench, planted, net, precision)
-    effect = _differs(bench, net)
+    effect, hidden = _change(bench, net, precision)
     cause = bench.explain(net, precision)
     truths = {frozenset(t) for t in itertools.product(*(m.truth for m in planted))}
     answers = {frozenset(names - {""}) for names in cause.names}
@@ -205,16 +208,21 @@ def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
         cause.before,
         cause.after,
         cause.runs,
+        hidden,
     )
 
 
-def _differs(bench: Bench, net: Any) -> bool:
-    from vitconv.parity.faults.error import exact_scale, ratios
-
-    for mine, theirs in zip(bench.clean("fp64"), bench.traces(net, "fp64"), strict=True):
-        if max(ratios(mine, theirs, exact_scale(theirs)).values()) > 1:
-            return True
-    return False
+def _change(bench: Bench, net: Any, precision: str) -> tuple[bool, bool]:
+    """Return whether the function changed at these weights, and whether by less than the clean network's rounding."""
+    spoiled = bench.traces(net, "fp64")
+    effect, above = False, precision == "fp64"
+    for j, (mine, theirs) in enumerate(zip(bench.clean("fp64"), spoiled, strict=True)):
+        effect = effect or max(ratios(mine, theirs, exact_scale(theirs)).values()) > 1
+        if precision != "fp64":
+            scale = noise_scale(theirs, bench.clean(precision)[j], mine, precision_of(precision).unit)
+            found = ratios(mine, theirs, scale)
+            above = above or any(r * TIMES[item[0]] > 1 for item, r in found.items())
+    return effect, effect and not above
 
 
 def _random_cell(bench: Bench, planted: Sequence[Mutation], net: Any, precision: str) -> Cell:
@@ -236,11 +244,12 @@ def _random_cell(bench: Bench, planted: Sequence[Mutation], net: Any, precision:
 
 
 def summary(cells: Sequence[Cell]) -> Mapping[str, int]:
-    """Count: planted, without effect at these weights, missed, named, accused wrongly."""
-    real = [c for c in cells if c.effect]
+    """Count: planted, without effect at these weights, below rounding, missed, named, accused wrongly."""
+    real = [c for c in cells if c.effect and not c.hidden]
     return {
         "planted": len(cells),
-        "no effect": len(cells) - len(real),
+        "no effect": sum(not c.effect for c in cells),
+        "hidden": sum(c.effect and c.hidden for c in cells),
         "missed": sum(not c.seen for c in real),
         "named": sum(c.named for c in real),
         "real": len(real),

@@ -100,6 +100,7 @@ def report(matrix: Matrix) -> Report:
         Column("precision", "precision"),
         Column("planted", "planted", "number"),
         Column("none", "no effect at these weights", "number"),
+        Column("hidden", "below rounding", "number"),
         Column("missed", "missed", "number"),
         Column("named", "named right", "number"),
         Column("accused", "accused wrongly", "number"),
@@ -155,4 +156,6 @@ def report(matrix: Matrix) -> Report:
 def _rows(cells: Sequence[Cell]) -> Iterable[Row]:
     for key in dict.fromkeys((c.network, c.weights, c.precision) for c in cells):
         n = summary([c for c in cells if (c.network, c.weights, c.precision) == key])
-        yield Row((*key, n["planted"], n["no effect"], n["missed"], f"{n['named']} of {n['real']}", n["accused"]))
+        yield Row(
+            (*key, n["planted"], n["no effect"], n["hidden"], n["missed"], f"{n['named']} of {n['real']}", n["accused"])
+        )

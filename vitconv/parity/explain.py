@@ -12,9 +12,10 @@ from vitconv.errors import VitconvError
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
 from vitconv.parity.faults.randomness import name_random
+from vitconv.parity.locus import Combination
 from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
 from vitconv.parity.precision import precision_of
-from vitconv.parity.search import Budget, Combination, Sample, Search, State
+from vitconv.parity.search import Budget, Sample, Search, State
 from vitconv.parity.side import Side
 from vitconv.parity.trace import Trace, cotangent_of
 from vitconv.parity.where import Where
@@ -222,7 +223,13 @@ def explain_traces(
         plain = exact.plain()
         scales = [noise_scale(r, a, p, precision.unit) for r, a, p in zip(wrong, right, plain, strict=True)]
     search = Search(
-        config, weights, samples(wrong, scales), budget or Budget(), stored=stored, catalogue=tuple(catalogue)
+        config,
+        weights,
+        samples(wrong, scales),
+        budget or Budget(),
+        stored=stored,
+        catalogue=tuple(catalogue),
+        dtype=precision.dtype,
     )
     first, found = search.run()
     if first is None:

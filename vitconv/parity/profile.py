@@ -76,6 +76,7 @@ def match_losses(
         seed: of the cotangent.
     """
     templates: dict[ViTConfig, ViT] = {}
+    weights = {name: w.detach().double() for name, w in weights.items()}
     exact = Rebuilt(Knobs(config), weights, templates=templates)
     cotangents = [cotangent_of(exact.run(x).output.shape, seed) for x in images]
     plain = [exact.run(x, c) for x, c in zip(images, cotangents, strict=True)]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+import torch
 from torch import Tensor
 
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import (
-    FORWARD,
-    Item,
     Left,
     Residual,
     Scale,
@@ -20,14 +20,18 @@ from vitconv.parity.faults.error import (
     exact_scale,
     ratios,
     residual,
+    widened,
 )
-from vitconv.parity.faults.fault import KINDS, Fault, Knobs
+from vitconv.parity.faults.fault import Fault, Knobs
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
+from vitconv.parity.locus import Combination, Locus, Placed, layer_in, locate
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.model import ViT
 
 # A set of hypotheses that all pass is narrowed to those this close to the best, by their mean square ratio.
 CLOSE = 1.5
+# Past so many times what is allowed a difference is no rounding error of any network.
+NEAR = 1e4
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Budget:
     """
 
     faults: int = 3
-    beam: int = 3
+    beam: int = 6
     pairs: int = 1500
 
 
@@ -51,56 +55,6 @@ class Sample:
     cotangent: Tensor | None
     seen: Left
     scale: Scale | None = None
-
-
-@dataclass(frozen=True, order=True)
-class Placed:
-    """A fault, and the blocks it is in (None: everywhere). Its text is `name` or `name@3` or `name@2,3`."""
-
-    name: str
-    layers: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.layers is None else f"{self.name}@{','.join(map(str, self.layers))}"
-
-    @property
-    def fault(self) -> Fault:
-        """Return the entry of the catalogue."""
-        return FAULTS[self.name]
-
-    @property
-    def title(self) -> str:
-        """Return in words what it is and where."""
-        if self.layers is None:
-            return self.fault.title
-        return f"{self.fault.title}, in block{'s' * (len(self.layers) > 1)} {', '.join(map(str, self.layers))}"
-
-
-Combination = tuple[Placed, ...]
-
-
-@dataclass(frozen=True)
-class Locus:
-    """Where values part first.
-
-    Attributes:
-        phase: forward or backward.
-        tap: the first tap that differs (output: none of them), or the block or embed that spoils gradients first.
-        start: the last tap ahead of it whose value is that of the stream, or None.
-        kinds: the kinds of places between the two.
-        order: how far it is on the way, forward and then backward; the larger, the better.
-    """
-
-    phase: str
-    tap: str
-    start: str | None
-    kinds: frozenset[str]
-    order: int
-
-    @property
-    def layer(self) -> int | None:
-        """Return the block, if it is in one."""
-        return int(self.tap.split(".")[1]) if self.tap.startswith("blocks.") else None
 
 
 @dataclass(frozen=True)
@@ -128,6 +82,8 @@ class Search:
         samples: what the network under suspicion did.
         stored: see `Rebuilt`.
         catalogue: names of the faults to try.
+        dtype: what the samples were computed in. Below float64 a network counts as the same as one with a fault when
+            the difference is some times the rounding error of either: some faults make rounding errors grow.
         tried, runs: what was tried so far, and how many runs of the whole network that took.
     """
 
@@ -137,6 +93,7 @@ class Search:
     budget: Budget = field(default_factory=Budget)
     stored: bool = False
     catalogue: tuple[str, ...] = tuple(FAULTS)
+    dtype: torch.dtype = torch.float64
     tried: dict[str, None] = field(default_factory=dict)
     runs: int = 0
     stretches: int = 0
@@ -147,16 +104,21 @@ class Search:
         self.templates: dict[ViTConfig, ViT] = {}
         self.scales = [exact_scale(s.seen) if s.scale is None else s.scale for s in self.samples]
 
-    def knobs(self, found: Iterable[Placed]) -> Knobs | None:
-        """Return the knobs of a combination, or None when this network cannot have it."""
+    def knobs(self, found: Iterable[Placed], blocks: tuple[int, ...] | None = None) -> Knobs | None:
+        """Return the knobs of a combination, as far as `blocks` need them, or None when this network cannot have it."""
         knobs: Knobs | None = Knobs(self.config)
         for placed in found:
-            knobs = None if knobs is None else placed.fault.apply(knobs, placed.layers)
+            layers = placed.layers
+            if blocks is not None and placed.fault.per_block:
+                layers = blocks if layers is None else tuple(i for i in layers if i in blocks)
+                if not layers:
+                    continue
+            knobs = None if knobs is None else placed.fault.apply(knobs, layers)
         return knobs
 
     def plain(self) -> list[Seen]:
         """Run the reference without faults on every sample, in float64."""
-        rebuilt = Rebuilt(Knobs(self.config), self.weights, self.stored, self.backward, self.templates)
+        rebuilt = self.rebuilt(Knobs(self.config), self.backward)
         return [rebuilt.run(s.images, s.cotangent) for s in self.samples]
 
     def state(self, found: Combination) -> State | None:
@@ -164,9 +126,9 @@ class Search:
         knobs = self.knobs(found)
         if knobs is None:
             return None
-        rebuilt = Rebuilt(knobs, self.weights, self.stored, self.backward, self.templates)
+        rebuilt = self.rebuilt(knobs, self.backward)
         worst, squares, count, left, locus = 0.0, 0.0, 0, Residual(0.0, 0.0, ""), None
-        for sample, scale in zip(self.samples, self.scales, strict=True):
+        for at, (sample, scale) in enumerate(zip(self.samples, self.scales, strict=True)):
             self.runs += 1
             try:
                 run = rebuilt.run(sample.images, sample.cotangent)
@@ -174,82 +136,77 @@ class Search:
                 # Shapes that do not fit: this network cannot be it.
                 return None
             found_ratios = ratios(run, sample.seen, scale)
+            if self._near(max(found_ratios.values())):
+                rough = self.rebuilt(knobs, self.backward, dtype=self.dtype).run(sample.images, sample.cotangent)
+                scale = widened(scale, rough, run)
+                found_ratios = ratios(run, sample.seen, scale)
             here = residual(found_ratios, scale)
             left = here if max(here.forward, here.backward) >= max(left.forward, left.backward) else left
             worst = max(worst, *found_ratios.values())
             squares += sum(r * r for r in found_ratios.values())
             count += len(found_ratios)
-            spot = self.locus(found_ratios, sample.seen)
+            spot = locate(found_ratios, sample.seen, self.config.depth)
             if spot is not None and (locus is None or spot.order < locus.order):
-                locus = spot
+                locus = dataclasses.replace(spot, sample=at)
             if locus is not None and len(found) > 0:
                 break
         return State(found, worst, (squares / max(count, 1)) ** 0.5, left, locus)
 
-    def locus(self, found: Mapping[Item, float], seen: Left) -> Locus | None:
-        """Return where values part first, or None when they do not."""
-        taps = [name for name in seen.taps if ("tap", name) in found]
-        start: str | None = None
-        passed: list[str] = []
-        for at, name in enumerate(taps):
-            if found["tap", name] > 1:
-                return Locus("forward", name, start, _between(passed, name), at)
-            passed.append(name)
-            if name == "embed" or (name.startswith("blocks.") and name.count(".") == 1):
-                start, passed = name, []
-        if found.get(("output", "output"), 0.0) > 1:
-            return Locus("forward", "output", start, _between(passed, "output"), len(taps))
-        wrong = [item for item, r in found.items() if item[0] not in FORWARD and r > 1]
-        if not wrong:
-            return None
-        # Backward it is the last block that has a wrong gradient; what is ahead of it has got wrong ones from it. A
-        # gradient at a block's own end comes from behind it.
-        depth = self.config.depth
-        late = [name for kind, name in wrong if kind == "grad" and name.startswith(("norm.", "pool.", "head", "trunk"))]
-        ends = [_layer(name) for kind, name in wrong if kind == "tap-grad" and _is_stream(name)]
-        inside = [_layer(name) for kind, name in wrong if not (kind == "tap-grad" and _is_stream(name))]
-        layer = max([i for i in inside if i is not None] + [i + 1 for i in ends if i is not None], default=-1)
-        if late or layer >= depth:
-            return Locus("backward", "output", f"blocks.{depth - 1}", frozenset(("norm", "pool", "head")), 1000)
-        if layer >= 0:
-            start = "embed" if layer == 0 else f"blocks.{layer - 1}"
-            kinds = frozenset(("attn", "mlp", "block", "norm"))
-            return Locus("backward", f"blocks.{layer}", start, kinds, 1000 + depth - layer)
-        if ("tap-grad", "embed") in found and found["tap-grad", "embed"] > 1:
-            return Locus("backward", "blocks.0", "embed", frozenset(("attn", "mlp", "block", "norm")), 1000 + depth)
-        return Locus("backward", "embed", None, frozenset(("embed", "norm")), 1001 + depth)
+    def rebuilt(
+        self,
+        knobs: Knobs,
+        backward: bool,
+        blocks: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Rebuilt:
+        """Return the reference ViT with these knobs."""
+        return Rebuilt(knobs, self.weights, self.stored, backward, self.templates, dtype, blocks)
+
+    def _near(self, ratio: float) -> bool:
+        """Whether it is worth while to ask how large the rounding errors of this very network are."""
+        return self.dtype != torch.float64 and 1 < ratio < NEAR
 
     def fits(self, found: Combination, locus: Locus) -> float:
         """Return the ratio that remains up to the locus when the stretch ahead of it runs alone; infinite: impossible.
 
         The stretch is fed what the network under suspicion has there; backward, also its gradient at the end.
         """
-        knobs = self.knobs(found)
+        blocks = self._on_the_way(locus)
+        knobs = self.knobs(found, blocks)
         if knobs is None:
             return inf
-        sample, scale = self.samples[0], self.scales[0]
+        sample, scale = self.samples[locus.sample], self.scales[locus.sample]
         stop = "head" if locus.tap == "output" else locus.tap
         seen = sample.seen
-        grad = None
-        if locus.phase == "backward":
-            if locus.tap == "output" or stop not in seen.tap_grads or stop not in seen.taps:
-                return 0.0
-            grad = seen.tap_grads[stop]
+        grad = seen.tap_grads.get(stop) if locus.phase == "backward" else None
+        if locus.tap == "output" or (locus.phase == "backward" and (grad is None or stop not in seen.taps)):
+            return 0.0  # no stretch shows it: only the whole run will tell
         self.stretches += 1
         value = sample.images if locus.start is None else seen.taps[locus.start]
-        rebuilt = Rebuilt(knobs, self.weights, self.stored, grad is not None, self.templates)
         try:
-            run = rebuilt.stretch(locus.start, value, stop, grad)
+            run = self.rebuilt(knobs, grad is not None, blocks).stretch(locus.start, value, stop, grad)
+            ratio = self._stretched(run, locus, scale)
+            if self._near(ratio):
+                rough = self.rebuilt(knobs, grad is not None, blocks, self.dtype)
+                ratio = self._stretched(run, locus, widened(scale, rough.stretch(locus.start, value, stop, grad), run))
         except (RuntimeError, ValueError):
             return inf
-        if locus.tap == "output":
-            return 0.0
+        return ratio
+
+    def _on_the_way(self, locus: Locus) -> tuple[int, ...]:
+        """Return the blocks between a locus' start and its tap."""
+        first = 0 if locus.start in (None, "embed") else (layer_in(locus.start or "") or 0) + 1
+        last = -1 if locus.tap == "embed" else locus.layer if locus.layer is not None else self.config.depth - 1
+        return tuple(range(first, last + 1))
+
+    def _stretched(self, run: Seen, locus: Locus, scale: Scale) -> float:
+        seen = self.samples[locus.sample].seen
         gaps = distances(run, seen)
         if locus.phase == "forward":
-            return max(
-                (d / scale.allowed[item] for item, d in gaps.items() if item[0] == "tap" and item[1] != locus.start),
-                default=inf,
-            )
+            order = list(seen.taps)
+            first = 0 if locus.start is None else order.index(locus.start) + 1
+            passed = order[first : order.index(locus.tap) + 1]
+            return max((gaps["tap", n] / scale.allowed["tap", n] for n in passed if ("tap", n) in gaps), default=inf)
         prefix = f"{locus.tap}."
         worst = [
             d / scale.allowed[item] for item, d in gaps.items() if item[0] == "grad" and item[1].startswith(prefix)
@@ -333,9 +290,15 @@ class Search:
         while front and not done:
             reached = self.reach(front, by_pairs=False) or self.reach(front, by_pairs=True)
             done = [s for s in reached if s.passes]
-            reached.sort(key=lambda s: (-(s.locus.order if s.locus else 0), len(s.found), s.worst))
+            reached.sort(key=_promise)
             front = reached[: self.budget.beam]
         return first, _narrowed(done)
+
+
+def _promise(state: State) -> tuple[float, int, int, float]:
+    """Return what puts the best first: how far, how few faults, how many of them everywhere, how close."""
+    scoped = sum(p.layers is not None for p in state.found)
+    return -(state.locus.order if state.locus else inf), len(state.found), scoped, state.worst
 
 
 def _narrowed(done: Sequence[State]) -> list[State]:
@@ -348,30 +311,3 @@ def _narrowed(done: Sequence[State]) -> list[State]:
     # In float64 whatever passes is exact, and differs only in how sums are rounded.
     close = [s for s in short if s.mean <= max(CLOSE * best, 0.05)]
     return sorted(close, key=lambda s: (sum(p.layers is not None for p in s.found), s.mean))
-
-
-def _layer(name: str) -> int | None:
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" and len(parts) > 1 else None
-
-
-def _is_stream(name: str) -> bool:
-    return name == "embed" or (name.startswith("blocks.") and name.count(".") == 1)
-
-
-def _kind(name: str) -> str:
-    if not name.startswith("blocks."):
-        return "head" if name == "output" else name
-    return name.split(".")[2] if name.count(".") == 2 else "block"
-
-
-def _between(passed: Sequence[str], name: str) -> frozenset[str]:
-    """Return the kinds of places behind the taps that passed, up to this one: a tap that is not there hides nothing."""
-    kinds = [k for k in KINDS if KINDS.index(k) <= KINDS.index(_kind(name))]
-    known = {_kind(p) for p in passed}
-    if name != "embed" and not name.startswith("blocks."):
-        # The stream behind the last block passed.
-        kinds = [k for k in kinds if k in ("norm", "pool", "head")]
-    elif name.startswith("blocks."):
-        kinds = [k for k in kinds if k != "embed"]
-    return frozenset(k for k in kinds if k not in known)

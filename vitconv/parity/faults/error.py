@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vitconv.parity.tolerance import SAME_FUNCTION
+
 
 class Left(Protocol):
     """What a run left; `vitconv.parity.trace.Trace` is one."""
@@ -30,8 +32,7 @@ class Left(Protocol):
 Item = tuple[str, str]  # kind ("tap", "output", "tap-grad", "grad") and name
 FORWARD = ("tap", "output")
 
-# Same function, in float64: correct re-implementations differ by 1e-14, the smallest fault of the catalogue by 1e-8.
-EXACT = 1e-10
+EXACT = SAME_FUNCTION
 # A gradient is measured against itself, but against no less than this part of the whole gradient: that of a key's bias
 # is a true zero.
 SMALL = 1e-4
@@ -89,6 +90,12 @@ def noise_scale(run: Left, right: Left, right64: Left, unit: float) -> Scale:
         least = 2 * unit * (max(s, 0.05 * whole) if item[0] == "grad" else s)
         allowed[item] = TIMES[item[0]] * max(own, least)
     return Scale(size, allowed)
+
+
+def widened(scale: Scale, rough: Left, exact: Left) -> Scale:
+    """Allow for another network's rounding errors: `rough` is its run in the lower precision, `exact` in float64."""
+    own = distances(rough, exact)
+    return Scale(scale.size, {i: max(a, TIMES[i[0]] * own.get(i, 0.0)) for i, a in scale.allowed.items()})
 
 
 def distances(rebuilt: Left, run: Left) -> dict[Item, float]:

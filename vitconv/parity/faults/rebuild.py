@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitconv.hosts.base.places import locate, taps_of
-from vitconv.hosts.base.tap import recording
-from vitconv.hosts.reference import TABLE
+from vitconv.hosts.base.tap import Tap, recording
 from vitconv.parity.faults.fault import Knobs
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.model import ViT
@@ -33,11 +31,12 @@ class Rebuilt:
 
     Attributes:
         knobs: what is changed.
-        weights: canonical weights, any dtype; computed with in float64.
+        weights: canonical weights, float64.
         stored: gradients are taken at the weights after the changes, as a network has them whose file was changed; or
             at those before, as a network has them whose code is wrong.
         backward: keep what gradients need.
         dtype: what is computed in.
+        blocks: the only blocks that will run, or None for all; others are not made.
         templates: networks of configurations met before, which are copied: making one anew costs more than running it.
     """
 
@@ -47,10 +46,13 @@ class Rebuilt:
     backward: bool = True
     templates: dict[ViTConfig, ViT] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = {n: w.detach().to(self.dtype).requires_grad_(self.backward) for n, w in self.weights.items()}
-        used = dict(given)
+        given = dict(self.weights)
+        if self.backward or self.dtype != torch.float64:
+            given = {n: w.detach().to(self.dtype).requires_grad_(self.backward) for n, w in given.items()}
+        used = given
         with torch.set_grad_enabled(self.backward and not self.stored):
             for change in self.knobs.weights:
                 used = change(used)
@@ -62,13 +64,10 @@ class Rebuilt:
             with torch.device("meta"):
                 self.templates[config] = ViT(config).eval()
         # Only tensors are put in: a change may take a parameter's place by any expression of the given weights.
-        self.model = _bare(self.templates[config])
-        for name in config.shapes():
-            path, _, leaf = name.rpartition(".")
-            setattr(self.model.get_submodule(path), leaf, used[name])
+        self.model = _filled(self.templates[config], used, "", self.blocks)
         for alter in self.knobs.model:
             alter(self.model)
-        self.taps = taps_of(locate(self.model, TABLE), head=self.model.head)
+        self.taps = _taps(self.model)
 
     def run(self, images: Tensor, cotangent: Tensor | None = None) -> Seen:
         """Run on images; with a cotangent (of the output, any float) backward too."""
@@ -126,10 +125,29 @@ class Rebuilt:
         return Seen({**values, stop: values.get(stop, x.detach())}, x.detach(), {}, grads)
 
 
-def _bare(module: Any) -> Any:
-    """Copy the tree of modules, with hooks and parameters left out; what else they hold is shared."""
+def _taps(model: ViT) -> dict[str, Tap]:
+    """Return the canonical taps of those parts that are there, in running order."""
+    found: dict[str, nn.Module | None] = {"embed": model.embed}
+    for i, block in enumerate(model.blocks):
+        if block is not None:
+            found |= {f"blocks.{i}.attn": block.attn, f"blocks.{i}.mlp": block.mlp, f"blocks.{i}": block}
+    found |= {"norm": model.norm, "pool": model.pool, "head": model.head}
+    return {name: Tap(module, "output") for name, module in found.items() if module is not None}
+
+
+def _filled(module: Any, weights: Mapping[str, Tensor], prefix: str, blocks: tuple[int, ...] | None) -> Any:
+    """Copy a tree of modules, with tensors for its parameters and no hooks; what else they hold is shared."""
+    old = module.__dict__
     new = object.__new__(type(module))
-    new.__dict__ = {k: v.copy() if isinstance(v, dict) else v for k, v in module.__dict__.items()}
-    new.__dict__["_parameters"] = {k: v for k, v in module.__dict__["_parameters"].items() if v is None}
-    new.__dict__["_modules"] = {k: None if m is None else _bare(m) for k, m in module.__dict__["_modules"].items()}
+    fresh = {k: v.copy() for k, v in old.items() if k.startswith("_forward")}
+    lacking = {k: None for k, v in old["_parameters"].items() if v is None}
+    given = {k: weights[prefix + k] for k, v in old["_parameters"].items() if v is not None}
+    left_out = prefix == "blocks." and blocks is not None
+    children = {
+        k: None
+        if m is None or (left_out and int(k) not in (blocks or ()))
+        else _filled(m, weights, f"{prefix}{k}.", blocks)
+        for k, m in old["_modules"].items()
+    }
+    new.__dict__ = {**old, **fresh, "_parameters": lacking, "_modules": children, **given}
     return new

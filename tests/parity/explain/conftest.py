@@ -1,0 +1,29 @@
+"""Clean timm networks to spoil, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vitconv.bench.detection import Bench, mutations, networks
+from vitconv.bench.mutate import Mutation
+
+
+@pytest.fixture(scope="session")
+def bench_of() -> Callable[[str], Bench]:
+    made: dict[str, Bench] = {}
+
+    def get(name: str) -> Bench:
+        if name not in made:
+            pytest.importorskip("timm")
+            made[name] = Bench(name, "like", networks()[name]())
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def mutation() -> Callable[[str], Mutation]:
+    table = {m.name: m for m in mutations()}
+    return lambda name: table[name]

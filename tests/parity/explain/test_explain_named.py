@@ -1,0 +1,150 @@
+"""Faults planted in timm's code, by a mutator that knows no catalogue, are named from the other side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitconv.bench.clean import timm_pairs, variants
+from vitconv.bench.detection import cell, mutations, networks, pairs, summary
+from vitconv.bench.matrix import QUICK
+from vitconv.parity.explain import explain_traces
+from vitconv.parity.faults import FAULTS
+from vitconv.parity.search import Budget
+
+EXTRA = {
+    "average": ("registers zero", "fc_norm ahead of the mean", "no qk norm", "mean of all tokens", "keys detached"),
+    "gated": ("gate and value exchanged", "exact GELU"),
+}
+
+
+@pytest.mark.parametrize("name", [n for n in QUICK if n != "no key bias"])
+def test_a_fault_in_timm_is_named(name: str, bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(name)], "fp64")
+    assert found.effect and found.seen and found.named and not found.accused
+    if not mutation(name).random:
+        assert found.after < 1e-10 < found.before
+
+
+@pytest.mark.parametrize(("network", "name"), [(n, m) for n, names in EXTRA.items() for m in names])
+def test_a_fault_in_other_networks_is_named(network: str, name: str, bench_of, mutation) -> None:
+    found = cell(bench_of(network), [mutation(name)], "fp64")
+    assert found.named and not found.accused
+
+
+def test_a_missing_key_bias_is_no_fault(bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation("no key bias")], "fp64")
+    assert not found.effect and not found.seen and not found.accused
+
+
+@pytest.mark.parametrize(
+    "name", ["eps 1e-5 at the end", "tanh GELU", "scale too large by 1 %", "derivative of tanh GELU"]
+)
+def test_small_faults_are_named_in_float32(name: str, bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(name)], "fp32")
+    assert found.seen and found.named and not found.accused
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("eps 1e-5 in blocks", "tanh GELU"),
+        ("rows kqv", "grid transposed"),
+        ("patch kernel transposed", "tanh GELU in block 2"),
+        ("tanh GELU", "position gradient doubled"),
+    ],
+    ids=" + ".join,
+)
+def test_two_faults_are_named_together(names: tuple[str, str], bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(n) for n in names], "fp64")
+    assert found.named and not found.accused and found.after < 1e-10
+
+
+def test_two_faults_of_one_place_are_named_together(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    net = bench.spoiled(mutation("rows kqv"))
+    for block in net.blocks:
+        block.attn.fused_attn, block.attn.scale = False, block.attn.scale * 2**0.5
+    assert frozenset(("qkv-order-kqv", "scale-sqrt2")) in bench.explain(net, "fp64").names
+
+
+def test_what_is_in_no_catalogue_accuses_nobody(bench_of) -> None:
+    bench = bench_of("token")
+    net = bench.spoiled()
+    with torch.no_grad():
+        net.blocks[1].mlp.fc1.weight[3, 4] += 0.1
+    cause = explain_traces(
+        bench.config,
+        bench.weights,
+        list(bench.images.values()),
+        bench.traces(net, "fp64"),
+        right=bench.clean("fp64"),
+        budget=Budget(pairs=40),
+    )
+    assert cause.found == () and not cause.unsound
+    assert "blocks.1.mlp" in cause.reason
+    assert "activation-gelu-tanh" in cause.excluded and "qkv-order-kqv" not in cause.excluded
+
+
+def test_a_fault_that_the_catalogue_lacks_is_not_given_another_name(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    without = [n for n in FAULTS if not n.startswith("activation-")]
+    cause = explain_traces(
+        bench.config,
+        bench.weights,
+        list(bench.images.values()),
+        bench.traces(bench.spoiled(mutation("tanh GELU")), "fp64"),
+        right=bench.clean("fp64"),
+        budget=Budget(pairs=40),
+        catalogue=without,
+    )
+    assert cause.found == ()
+
+
+def test_the_reference_must_be_the_side_that_is_right(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    wrong = bench.traces(bench.spoiled(mutation("causal")), "fp64")
+    cause = explain_traces(bench.config, bench.weights, list(bench.images.values()), wrong, right=wrong)
+    assert cause.unsound and cause.found == ()
+
+
+def test_a_changed_file_is_told_from_changed_code(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    net = bench.spoiled()
+    with torch.no_grad():
+        for block in net.blocks:
+            for p in (block.attn.qkv.weight, block.attn.qkv.bias):
+                q, k, v = p.clone().chunk(3)
+                p.copy_(torch.cat([k, q, v]))
+    args = (bench.config, bench.weights, list(bench.images.values()), bench.traces(net, "fp64"))
+    cause = explain_traces(*args, right=bench.clean("fp64"), stored=True)
+    assert cause.found == ("qkv-order-kqv",)
+    # Taken for code its gradients would stand in the wrong places.
+    assert explain_traces(*args, right=bench.clean("fp64"), budget=Budget(pairs=40)).found == ()
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_equal_functions_accuse_nobody(precision: str, bench_of) -> None:
+    found = list(timm_pairs(bench_of("token"), precision))
+    assert len(found) == len(variants()) + 1
+    assert [c for c in found if c.alarm or c.accused] == []
+
+
+def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
+    from vitconv.bench import mutate, mutate_block
+
+    for module in (mutate, mutate_block):
+        assert not any(getattr(x, "__module__", "").startswith("vitconv.parity") for x in vars(module).values())
+    assert {t for m in mutations() for t in m.truth} - {""} <= {*FAULTS}
+    assert len({m.name for m in mutations()}) == len(mutations()) >= 95
+    assert {"token", "average", "gated"} == {*networks()}
+
+
+@pytest.mark.slow
+def test_the_whole_of_one_network_in_float64(bench_of) -> None:
+    bench = bench_of("gated")
+    cells = [cell(bench, [m], "fp64") for m in mutations() if m.fits(bench.net)]
+    cells += [cell(bench, pair, "fp64") for pair in pairs(bench, 6)]
+    n = summary(cells)
+    assert n["missed"] == n["accused"] == 0
+    assert n["named"] >= 0.95 * n["real"]

@@ -1,0 +1,49 @@
+"""A side that exists in half precision only: what the noise lets through is named, the rest is said to be open."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitconv.bench.clean import variants
+from vitconv.bench.half import HalfBench
+from vitconv.parity.regress import LEAST_INPUTS, regress
+
+
+@pytest.fixture(scope="module")
+def half(bench_of) -> HalfBench:
+    return HalfBench(bench_of("token"), "amp-bf16", 8)
+
+
+@pytest.mark.parametrize("name", ["scale too large by 1 %", "QuickGELU", "rows kqv", "grid transposed"])
+def test_faults_are_named_below_the_noise(name: str, half: HalfBench, bench_of, mutation) -> None:
+    found = half.ask(bench_of("token").spoiled(mutation(name)))
+    assert found.accused[0] in mutation(name).truth
+    best = next(e for e in found.estimates if e.name == found.accused[0])
+    assert abs(best.beta - 1) < 0.3 and best.z > 5
+    assert not found.cause().proven
+
+
+@pytest.mark.parametrize("name", ["attention unfused", "attention written out", "GELU by erf"])
+def test_equal_functions_accuse_nobody(name: str, half: HalfBench, bench_of) -> None:
+    net = bench_of("token").spoiled()
+    variants()[name][0](net)
+    found = half.ask(net)
+    assert found.accused == ()
+    assert "scale-missing" in found.excluded
+    # The limit of detection: such an eps is far below the rounding of bfloat16.
+    assert "eps-final-1e-12" in found.undetectable
+
+
+def test_a_fault_in_the_noise_is_said_to_be_open(half: HalfBench, bench_of, mutation) -> None:
+    net = bench_of("token").spoiled(mutation("eps 1e-12 at the end"))
+    variants()["attention unfused"][0](net)
+    found = half.ask(net)
+    assert found.accused == () and "eps-final-1e-12" in found.undetectable
+
+
+def test_few_inputs_are_refused(half: HalfBench) -> None:
+    from vitconv.parity.regress import Predictions
+
+    few = Predictions(half.predictions.base[:2], {})
+    with pytest.raises(ValueError, match=str(LEAST_INPUTS)):
+        regress(few, half.right[:2], half.right[:2])
