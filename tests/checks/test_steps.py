@@ -157,5 +157,5 @@ def test_how_a_training_went(losses: list[float], verdict: str) -> None:
 @pytest.mark.parametrize(("norm", "level"), [("pre", "ok"), ("post", "error")])
 def test_the_probe_tells_a_dead_network_from_a_live_one(norm: str, level: str, network: Any, check: Any) -> None:
     sets = ("depth=24",) if norm == "pre" else ("depth=24", "norm=post")
-    context = network(*sets, scheme="timm-moco", plan=Plan(steps=90, warmup=1, batch=32))
+    context = network(*sets, scheme="timm-moco", plan=Plan(steps=150, warmup=1, batch=32))
     assert check("training-probe", context).level == level
