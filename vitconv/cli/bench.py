@@ -121,3 +121,59 @@ def detection_command(
         save(document, report_path)
     if not matrix.good:
         click.get_current_context().exit(1)
+
+
+@command.command("verify")
+@click.option("--model", default="vit_tiny_patch16_224", show_default=True, help="A model of timm's.")
+@click.option(
+    "--set", "options", multiple=True, metavar="NAME=VALUE", default=("img_size=64", "depth=4"), show_default=True,
+    help="An argument of the model.",
+)  # fmt: skip
+@click.option("--eps", default=1e-5, show_default=True, help="The fault: eps of the candidate's norms in the blocks.")
+@click.option(
+    "--precision", "precisions", multiple=True, default=("fp32", "tf32", "amp-bf16"), show_default=True,
+    help="Of the stage of numerics; may be repeated.",
+)  # fmt: skip
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the bare passes.")
+@report_option
+@json_option
+def verify_command(
+    model: str,
+    options: tuple[str, ...],
+    eps: float,
+    precisions: tuple[str, ...],
+    repeat: int,
+    report_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Time each stage of a verification against the bare passes it makes, and the search for one fault."""
+    from vitconv.bench.verify import bench
+    from vitconv.report import Column, Fact, Report, Row, Section, emit, save
+
+    found = bench(model, options, eps, precisions, repeat)
+    columns = (
+        Column("stage", "stage"),
+        Column("passes", "passes", "count"),
+        Column("wall", "wall", "seconds"),
+        Column("bare", "the same passes, bare", "seconds"),
+        Column("ratio", "wall / bare", "ratio"),
+    )
+    rows = [Row((c.stage, c.passes, c.wall, c.bare, c.wall / c.bare if c.bare else None)) for c in found.costs]
+    facts = (
+        Fact("network", (f"timm {model} {' '.join(options)}",)),
+        Fact("verdict", (f"{found.verdict}: {', '.join(found.found) or 'no cause found'}",)),
+        Fact("one verification", (found.verify,), "seconds"),
+        Fact("search for the cause", (found.search,), "seconds"),
+        Fact("search / verification", (found.search / found.verify,), "ratio"),
+        Fact("memory, stated", (found.stated,), "bytes"),
+        Fact("memory, measured", (found.peak,), "bytes"),
+    )
+    document = Report(
+        "vitconv.bench.verify",
+        "Verification against its bare passes",
+        facts=facts,
+        sections=(Section("stages", "Stages", columns, tuple(rows)),),
+    )
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(document, report_path)

@@ -88,7 +88,7 @@ def verify(
     recorder = None if save is None else Recorder(Path(save), pair)
     pair.sink = recorder
     pair.planned = planned(pair, precisions, left_out)
-    result = _run(pair, precisions, left_out, rules)
+    result = run_stages(pair, precisions, left_out, rules)
     result = dataclasses.replace(result, environment=environment(device, seed), command=command, profile=profile)
     if recorder is not None:
         recorder.finish(result)
@@ -118,7 +118,8 @@ def planned(pair: Pair, precisions: Sequence[str], skip: frozenset[str]) -> int:
     return runs
 
 
-def _run(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rules: Profile) -> Result:
+def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rules: Profile) -> Result:
+    """Run the stages on a pair that is on the bench, and judge."""
     stages: list[Stage] = []
 
     def timed(key: str, title: str, work: Callable[[], Stage]) -> None:
