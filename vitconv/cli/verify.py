@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,11 @@ def command(
     if a == "judge":
         from vitconv.parity.run import judge_run
 
-        result = judge_run(b, profile)
+        result = replace(judge_run(b, profile), command=command_line())
     elif _runs(a, b):
         from vitconv.parity.run import compare_runs
 
-        result = compare_runs(a, b, profile)
+        result = replace(compare_runs(a, b, profile), command=command_line())
     else:
         from vitconv.parity.verify import DEFAULT_PRECISIONS, verify
 
