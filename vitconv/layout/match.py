@@ -301,7 +301,8 @@ def _decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) ->
         likely = [m for j, m in enumerate(fitting) if _plausible(m.sizes.get(choice.square, 0), first=j == 0)]
         if len({m.variant.names[choice.name] for m in likely}) == 1:
             n, option = likely[0].sizes[choice.square], likely[0].variant.names[choice.name]
-            note = f"{choice.name}: read as {option!r}, since {n} patches make a square grid; say --set grid=HxW if it is not"
+            why = f"since {n} patches make a square grid; say --set grid=HxW if it is not"
+            note = f"{choice.name}: read as {option!r}, {why}"
             fitting = [_noted(m, note) for m in likely]
     return fitting
 
