@@ -157,6 +157,8 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
         stored=stored,
         gradients=gradients,
     )
+    if stored and not cause.found:
+        cause = dataclasses.replace(cause, reason=f"the sides have their own weights, and these differ; {cause.reason}")
     reason = cause.reason.replace("{A}", right.label).replace("{B}", wrong.label)
     return dataclasses.replace(cause, side=wrong.label, reason=reason)
 
@@ -203,12 +205,13 @@ def explain_traces(
     """
 
     def samples(runs: Sequence[Trace], scales: Sequence[Scale | None]) -> list[Sample]:
-        kept = [r if gradients else dataclasses.replace(r, grads={}, tap_grads={}) for r in runs]
+        kept = [_on_cpu(r if gradients else dataclasses.replace(r, grads={}, tap_grads={})) for r in runs]
         return [
-            Sample(x, cotangent_of(r.output.shape, seed) if gradients else None, r, scale)
+            Sample(x.cpu(), cotangent_of(r.output.shape, seed) if gradients else None, r, scale)
             for x, r, scale in zip(images, kept, scales, strict=True)
         ]
 
+    weights = {name: w.cpu() for name, w in weights.items()}
     precision = precision_of(wrong[0].precision)
     low = precision.name != "fp64"
     if right and not low:
@@ -221,7 +224,9 @@ def explain_traces(
     if low:
         exact = Search(config, weights, samples(wrong, scales))
         plain = exact.plain()
-        scales = [noise_scale(r, a, p, precision.unit) for r, a, p in zip(wrong, right, plain, strict=True)]
+        scales = [
+            noise_scale(_on_cpu(r), _on_cpu(a), p, precision.unit) for r, a, p in zip(wrong, right, plain, strict=True)
+        ]
     search = Search(
         config,
         weights,
@@ -235,6 +240,15 @@ def explain_traces(
     if first is None:
         return Cause(unsound=True, reason="the reference ViT does not run with side {A}'s facts")
     return _cause(search, first, found)
+
+
+def _on_cpu(run: Trace) -> Trace:
+    def moved(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x.cpu() for name, x in part.items()}
+
+    return dataclasses.replace(
+        run, taps=moved(run.taps), tap_grads=moved(run.tap_grads), grads=moved(run.grads), output=run.output.cpu()
+    )
 
 
 def _cause(search: Search, first: State, found: Sequence[State]) -> Cause:

@@ -76,8 +76,9 @@ def match_losses(
         seed: of the cotangent.
     """
     templates: dict[ViTConfig, ViT] = {}
-    weights = {name: w.detach().double() for name, w in weights.items()}
+    weights = {name: w.detach().double().cpu() for name, w in weights.items()}
     exact = Rebuilt(Knobs(config), weights, templates=templates)
+    images = [x.cpu() for x in images]
     cotangents = [cotangent_of(exact.run(x).output.shape, seed) for x in images]
     plain = [exact.run(x, c) for x, c in zip(images, cotangents, strict=True)]
 

@@ -148,3 +148,13 @@ def test_the_whole_of_one_network_in_float64(bench_of) -> None:
     n = summary(cells)
     assert n["missed"] == n["accused"] == 0
     assert n["named"] >= 0.95 * n["real"]
+
+
+@pytest.mark.slow
+def test_the_quick_matrix_meets_its_targets() -> None:
+    from vitconv.bench.matrix import measure, report
+
+    matrix = measure(quick=True)
+    assert matrix.good
+    assert len(matrix.singles) == len(QUICK)
+    assert [s.key for s in report(matrix).sections] == ["singles", "pairs", "half", "clean", "open"]
