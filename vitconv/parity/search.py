@@ -39,12 +39,20 @@ class Budget:
     """What a search may cost.
 
     `faults`: how many at once. `beam`: how many of the furthest combinations are followed. `pairs`: how many pairs of
-    one place are tried when no single fault fits there.
+    one place are tried at most when no single fault fits there. `work`: fewer pairs of large networks are, so that all
+    of them cost some `work` multiplications in a projection of the block's width; never fewer than `least`.
     """
 
     faults: int = 3
     beam: int = 6
     pairs: int = 1500
+    work: float = 6e9
+    least: int = 60
+
+    def pairs_of(self, config: ViTConfig, images: int) -> int:
+        """Return how many pairs are tried in a network, fed so many images."""
+        one = config.width**2 * (config.positions + config.prefix) * images
+        return min(self.pairs, max(self.least, int(self.work / max(one, 1))))
 
 
 @dataclass(frozen=True)
@@ -259,7 +267,7 @@ class Search:
         """Yield the combinations with two faults more, of one place, that mend the locus."""
         # Pairs of what helps most first: i + j grows.
         ordered = sorted(itertools.permutations(range(len(near)), 2), key=sum)
-        for i, j in ordered[: self.budget.pairs]:
+        for i, j in ordered[: self.budget.pairs_of(self.config, len(self.samples[locus.sample].images))]:
             one, two = near[i], near[j]
             if i > j and not (one.fault.weights and two.fault.weights):
                 continue  # in the other order it is the same
