@@ -13,7 +13,7 @@ def test_stages_are_held_against_their_bare_passes():
     from vitconv.bench.verify import bench
 
     small = ["img_size=16", "patch_size=8", "embed_dim=32", "depth=2", "num_heads=2", "num_classes=5"]
-    found = bench("vit_tiny_patch16_224", small, 1e-5, ["fp32"], 1)
+    found = bench("vit_tiny_patch16_224", small, 1e-5, ["fp32"])
     assert found.verdict == "differs"
     assert found.found == ("eps-blocks-1e-5",)
     assert [c.stage for c in found.costs] == ["sanity", "function", "numerics-fp32", "where"]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vitconv.parity.compare import gaps
+from vitconv.parity.compare import distances, gaps
 from vitconv.parity.trace import Trace
 
 
@@ -48,3 +48,32 @@ def test_a_constant_is_one_number_everywhere():
     b[4] = 2.0  # the same at both ends
     found = gap_of(a, b)
     assert found.constant_a and not found.constant_b
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_distances_are_the_errors_of_the_gaps(bad):
+    a = torch.linspace(1, 2, 50, dtype=torch.float64)
+    b = a * 1.25
+    if bad is not None:
+        b[7] = bad
+    left, right = (Trace(side, "fp64", "x", {"embed": t}, {}, {"w": t}, t) for side, t in (("A", a), ("B", b)))
+    assert distances(left, right) == pytest.approx({g.key: g.error for g in gaps(left, right)})
+
+
+def test_figures_are_those_of_their_definitions_and_inputs_stay_as_they_are():
+    a = torch.tensor([1.0, -2.0, 0.0, 4.0], dtype=torch.float64)
+    b = torch.tensor([1.5, -2.0, 0.25, 3.0], dtype=torch.float64)
+    kept = a.clone(), b.clone()
+    found = gap_of(a, b)
+    assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])
+    assert found.max_abs == 1.0
+    assert found.max_rel == 0.25 / torch.finfo(torch.float64).tiny
+    assert found.min_tolerance == 0.25  # 0.5 / 2, 0.25 / 1, 1 / 5
+    assert found.error == pytest.approx((0.25 + 0.0625 + 1) ** 0.5)
+    assert found.bias == pytest.approx(-0.0625 / (21 / 4) ** 0.5)
+    assert found.rel_rms == pytest.approx(found.error / 21**0.5)
+
+
+def test_nothing_at_all_is_no_gap():
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert gap_of(empty, empty).rel_rms == 0.0

@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,37 +27,49 @@ from vitconv.parity.verify import run_stages
 _DOUBLE = 8
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass that a stage made: a side's label, its network, precision, set of weights, images, with gradients."""
-
-    side: Side
-    precision: str
-    weights: str
-    images: Tensor
-    backward: bool
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What decides how long it takes."""
-        return self.side.label, self.precision, tuple(self.images.shape), self.backward
-
-
 @dataclass
-class Counted(Pair):
-    """A pair that remembers every pass."""
+class Beside(Pair):
+    """A pair that runs the bare network right after every pass, with the same images at the same precision.
 
-    passes: list[Pass] = field(default_factory=list)
+    On a machine that others use, a moment later is another machine.
+
+    Attributes:
+        bare: seconds of the bare pass, per pass.
+        spent: seconds that all this took, per pass, to be taken off the stage.
+    """
+
+    bare: list[float] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)
+    _networks: dict[tuple[str, str], Built] = field(default_factory=dict, repr=False)
 
     def run(self, side: Side, inputs: str, precision: str, of: str, **more: Any) -> Trace:
-        """Run, and remember the pass if one was made."""
+        """Run, and run bare if a pass was made."""
         before = self.runs
         done = super().run(side, inputs, precision, of, **more)
         if self.runs > before:
+            started = time.perf_counter()
             given = more.get("images")
             images = self.images[inputs] if given is None else given
-            self.passes.append(Pass(side, precision, of, images, more.get("backward", True)))
+            dtype = precision_of(precision).dtype
+            key = (side.label, str(dtype))
+            if key not in self._networks:
+                self._networks[key] = module_of(side, dtype=dtype, weights=self.weights(side, of))
+            self.bare.append(_bare(self._networks[key], images, precision, backward=more.get("backward", True)))
+            self.spent.append(time.perf_counter() - started)
         return done
+
+
+def _bare(built: Built, images: Tensor, precision: str, *, backward: bool) -> float:
+    """Return seconds of one pass without taps, gaps or bridges."""
+    x = images.to(next(built.module.parameters()).dtype).requires_grad_(backward)
+    built.module.zero_grad(set_to_none=True)
+    started = time.perf_counter()
+    with running(precision, "cpu") as mode, torch.set_grad_enabled(backward):
+        with mode.forward():
+            y = built.run(built.module, x)
+        if backward:
+            y.backward(cotangent_of(y.shape, 0).to(y.dtype))
+    return time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -72,61 +84,46 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the benchmark found: stages, the search for the cause, and growth of memory in bytes."""
+    """What the benchmark found: stages, one verification and its search in seconds, growth of memory in bytes."""
 
     verdict: str
     costs: tuple[Cost, ...]
+    verify: float
     search: float
     found: tuple[str, ...]
     stated: int
     peak: int
 
-    @property
-    def verify(self) -> float:
-        """Seconds of one verification: every stage but the search."""
-        return sum(c.wall for c in self.costs)
 
-
-def bench(
-    model: str,
-    options: Sequence[str],
-    eps: float,
-    precisions: Sequence[str],
-    repeat: int,
-    told: Callable[[str], None] = lambda _: None,
-) -> Measured:
-    """Verify timm's `model` against itself with another eps in the blocks, and time the same passes bare.
+def bench(model: str, options: Sequence[str], eps: float, precisions: Sequence[str]) -> Measured:
+    """Verify timm's `model` against itself with another eps in the blocks: for time, memory, then beside bare passes.
 
     Args:
         model: name of timm's model.
         options: arguments of timm's, as NAME=VALUE.
         eps: of the candidate's norms.
         precisions: of the stage of numerics.
-        repeat: rounds of the bare passes; the fastest counts, and so the ratio is not flattered.
-        told: hears what is measured.
     """
     a, b = resolve(f"timm:{model}", f"timm:{model}", ask_a=asked(options), ask_b=asked(options))
-    b = _with_eps(b, eps)
-    plain = pair_of(a, b)
-    pair = Counted(plain.a, plain.b, plain.images, plain.device, plain.seed)
+    pair = pair_of(a, _with_eps(b, eps))
     stated = stated_bytes(pair)
     gc.collect()
     start = _resident()
-    marks: list[int] = []
-    pair.progress = lambda done, _total, what: told(f"{done + 1}: {what}")
     result = run_stages(pair, precisions, frozenset(), PROFILES["default"])
     peak = _peak() - start
-    for s in result.stages:
-        marks.append((marks[-1] if marks else 0) + s.runs)
-    told("bare passes")
-    bare = _bare(pair, repeat)
-    costs = []
-    for j, s in enumerate(result.stages):
-        if s.why_skipped is None and s.key not in ("why", "accounting"):
-            mine = pair.passes[marks[j] - s.runs : marks[j]]
-            costs.append(Cost(s.key, len(mine), s.seconds, sum(bare[p.key] for p in mine)))
+    beside = Beside(pair.a, pair.b, pair.images, pair.device, pair.seed)
+    # The search makes its own passes; only what the stages ask of the pair can be run beside them.
+    again = run_stages(beside, precisions, frozenset({"why"}), PROFILES["default"])
+    costs, done = [], 0
+    for s in again.stages:
+        mine = slice(done, done + s.runs)
+        done += s.runs
+        if s.runs:
+            costs.append(Cost(s.key, s.runs, s.seconds - sum(beside.spent[mine]), sum(beside.bare[mine])))
+    search = result.stage("why").seconds
+    rest = sum(s.seconds for s in result.stages) - search
     found = () if result.cause is None else tuple(result.cause.found)
-    return Measured(result.verdict, tuple(costs), result.stage("why").seconds, found, stated, peak)
+    return Measured(result.verdict, tuple(costs), rest, search, found, stated, peak)
 
 
 def _with_eps(side: Side, eps: float) -> Side:
@@ -139,30 +136,6 @@ def _with_eps(side: Side, eps: float) -> Side:
     built = side.host.describe(module, side.ask)
     # Made anew it would have timm's eps.
     return dataclasses.replace(side, built=built, facts=built.facts, remade=False)
-
-
-def _bare(pair: Counted, repeat: int) -> dict[tuple[Any, ...], float]:
-    """Return seconds of each kind of pass without taps, gaps or bridges: the fastest of `repeat`, after a first one."""
-    out: dict[tuple[Any, ...], float] = {}
-    for p in pair.passes:
-        if p.key in out:
-            continue
-        built = module_of(p.side, dtype=precision_of(p.precision).dtype, weights=pair.weights(p.side, p.weights))
-        times = [_timed(built, p) for _ in range(repeat + 1)]
-        out[p.key] = min(times[1:])
-    return out
-
-
-def _timed(built: Built, p: Pass) -> float:
-    x = p.images.to(next(built.module.parameters()).dtype).requires_grad_(p.backward)
-    built.module.zero_grad(set_to_none=True)
-    started = time.perf_counter()
-    with running(p.precision, "cpu") as mode, torch.set_grad_enabled(p.backward):
-        with mode.forward():
-            y = built.run(built.module, x)
-        if p.backward:
-            y.backward(cotangent_of(y.shape, 0).to(y.dtype))
-    return time.perf_counter() - started
 
 
 def stated_bytes(pair: Pair) -> int:

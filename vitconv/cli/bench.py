@@ -134,7 +134,6 @@ def detection_command(
     "--precision", "precisions", multiple=True, default=("fp32", "tf32", "amp-bf16"), show_default=True,
     help="Of the stage of numerics; may be repeated.",
 )  # fmt: skip
-@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds of the bare passes.")
 @report_option
 @json_option
 def verify_command(
@@ -142,7 +141,6 @@ def verify_command(
     options: tuple[str, ...],
     eps: float,
     precisions: tuple[str, ...],
-    repeat: int,
     report_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -150,7 +148,7 @@ def verify_command(
     from vitconv.bench.verify import bench
     from vitconv.report import Column, Fact, Report, Row, Section, emit, save
 
-    found = bench(model, options, eps, precisions, repeat)
+    found = bench(model, options, eps, precisions)
     columns = (
         Column("stage", "stage"),
         Column("passes", "passes", "count"),

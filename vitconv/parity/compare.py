@@ -82,6 +82,17 @@ def error_against(reference64: Trace, t: Trace) -> list[Gap]:
     return gaps(reference64, t)
 
 
+def distances(a: Trace, b: Trace) -> dict[tuple[str, str], float]:
+    """Return {(kind, name): ||a - b||}, infinite where it is no number: what `gaps` has as `error`, and no more."""
+    out = {}
+    for kind in KINDS:
+        left, right = _values(a, kind), _values(b, kind)
+        for name in (n for n in left if n in right):
+            d = _norm(left[name].detach().double().cpu() - right[name].detach().double().cpu())
+            out[kind, name] = d if math.isfinite(d) else math.inf
+    return out
+
+
 def missing(a: Trace, b: Trace) -> dict[str, tuple[str, ...]]:
     """Return {what: names} that only one of the traces has."""
     out: dict[str, tuple[str, ...]] = {}
@@ -161,23 +172,28 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap
             name, kind, 0.0, 0.0, 0.0, 1.0, size / n**0.5 if n else 0.0, 0.0,
             True, True, constant_a, constant_b, 0.0, 0.0, size, floor * n**0.5, n,
         )  # fmt: skip
-    d, magnitude = (a - b).abs(), a.abs()
-    error = _norm(d)
+    # In place where it can be: at these sizes fresh memory costs more than the arithmetic.
+    d = b - a
+    mean = float(d.mean())
+    error, max_abs = _norm(d.abs_()), float(d.max())
+    magnitude = a.abs().clamp_min_(torch.finfo(torch.float64).tiny)
+    max_rel = float((d / magnitude).max())
+    min_tolerance = float(d.div_(magnitude.add_(1)).max())
     against = max(size, floor * n**0.5)
     return Gap(
         name=name,
         kind=kind,
         rel_rms=error / against if against else (0.0 if error == 0 else math.inf),
-        max_abs=float(d.max()) if n else 0.0,
-        max_rel=float((d / magnitude.clamp_min(torch.finfo(torch.float64).tiny)).max()) if n else 0.0,
+        max_abs=max_abs,
+        max_rel=max_rel,
         cosine=1.0 if size == other == 0 else float(a @ b) / (size * other) if size and other else 0.0,
-        scale=size / n**0.5 if n else 0.0,
-        min_tolerance=float((d / (1 + magnitude)).max()) if n else 0.0,
+        scale=size / n**0.5,
+        min_tolerance=min_tolerance,
         finite_a=True,
         finite_b=True,
         constant_a=constant_a,
         constant_b=constant_b,
-        bias=float((b - a).mean()) / (against / n**0.5) if against and n else 0.0,
+        bias=mean / (against / n**0.5) if against else 0.0,
         error=error,
         size=size,
         floor=floor * n**0.5,

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitconv.errors import VitconvError
 from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.parity.bridge import bridge_of, state_of
-from vitconv.parity.compare import gaps
+from vitconv.parity.compare import distances, gaps
 from vitconv.parity.pair import Pair
 from vitconv.parity.side import Side
 from vitconv.parity.tolerance import SAME_FUNCTION
@@ -121,7 +121,7 @@ def spread(
     runs: Mapping[str, Run], reference64: Trace, own: Trace, precision: str, weights: str, scale: float
 ) -> Iterator[tuple[str, list[tuple[tuple[str, str], float, float]]]]:
     """Yield per variant its errors and the baseline's own: [((kind, name), error, own error)]."""
-    mine = {g.key: g for g in gaps(reference64, own)}
+    mine = distances(reference64, own)
     for name, run in runs.items():
-        found = gaps(reference64, run(precision, reference64.inputs, weights, scale))
-        yield name, [(g.key, g.error, mine[g.key].error) for g in found if g.key in mine]
+        found = distances(reference64, run(precision, reference64.inputs, weights, scale))
+        yield name, [(key, error, mine[key]) for key, error in found.items() if key in mine]
