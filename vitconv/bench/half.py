@@ -12,7 +12,7 @@ from vitconv.hosts.base.host import Spec
 from vitconv.hosts.timm import HOST as TIMM
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images
-from vitconv.parity.regress import Predictions, Regression, predict, regress
+from vitconv.parity.regress import Predictions, Regression, predict, regress_deeper
 from vitconv.parity.trace import Trace, trace
 
 
@@ -34,13 +34,16 @@ class HalfBench:
 
     def ask(self, net: Any) -> Regression:
         """Look for faults in what a network did."""
-        return regress(self.predictions, self.right, self.traces(net))
+        return regress_deeper(
+            self.bench.config, self.bench.weights, self.images, self.right, self.traces(net), self.predictions
+        )
 
     def cell(self, planted: Sequence[Mutation]) -> Cell:
         """Plant and ask: `seen` when the difference is more than rounding, or named."""
         found = self.ask(self.bench.spoiled(*planted))
         truth = {t for m in planted for t in m.truth}
-        named = bool(truth & set(found.accused))
+        accused = {name.partition("@")[0] for name in found.accused}
+        named = bool(truth & accused)
         answer = tuple((name,) for name in found.accused)
         effect = not truth <= {e.name for e in found.estimates if e.size == 0}
         return Cell(

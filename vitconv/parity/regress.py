@@ -17,6 +17,7 @@ from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import Left
 from vitconv.parity.faults.fault import Knobs
 from vitconv.parity.faults.rebuild import Rebuilt
+from vitconv.parity.locus import layer_in
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.model import ViT
 
@@ -48,9 +49,11 @@ class Estimate:
         name: the fault.
         beta: the slope; 1 when it is there, 0 when it is not.
         z: the slope over its standard deviation.
-        reach: the z that a fault of this size would have if it were there; below `ACCUSE` it cannot be told.
+        reach: the z that a fault of this size would have if it were there; below `ACCUSE` it cannot be told. The
+            rounding error of the right side bounds it too: where both sides round alike, a fault can vanish in it.
         size: what it changes, against the rounding error.
         left: what remains of the difference when it is taken out, against the rounding error.
+        grown: how much larger values are with it; rounding errors grow along.
     """
 
     name: str
@@ -59,23 +62,28 @@ class Estimate:
     reach: float
     size: float
     left: float
+    grown: float = 1.0
 
 
 @dataclass(frozen=True)
 class Regression:
-    """The answer: `estimates` of all faults, `ratio` the difference over the rounding error, and the verdicts."""
+    """The answer: `estimates` of all faults, `ratio` the difference over the rounding error, and the verdicts.
+
+    `layer` is the block in which the difference first is more than rounding, if it is in one.
+    """
 
     estimates: tuple[Estimate, ...]
     ratio: float
     accused: tuple[str, ...]
     excluded: tuple[str, ...]
     undetectable: tuple[str, ...]
+    layer: int | None = None
 
     def cause(self) -> Cause:
         """Return the verdicts as a cause."""
         found = self.accused[:1]
         left = {e.name: e.left for e in self.estimates}
-        words = FAULTS[found[0]].title if found else ""
+        words = _title(found[0]) if found else ""
         reason = (
             f"by its slope over all inputs: {words}" if found else "no fault of the catalogue stands out of the noise"
         )
@@ -95,11 +103,13 @@ class Regression:
 
 @dataclass
 class _Sums:
-    """Per input: <e,d>, <d,d> and |e - d|^2, each tap weighted with 1/noise^2."""
+    """Per input: <e,d>, <d,d>, |e - d|^2, and <a,d> of the right side's rounding error a; taps weigh 1/noise^2."""
 
     along: list[float]
     size: list[float]
     left: list[float]
+    bias: list[float]
+    grown: float = 1.0
 
 
 def predict(
@@ -107,6 +117,7 @@ def predict(
     weights: Mapping[str, Tensor],
     images: Sequence[Tensor],
     catalogue: Sequence[str] = tuple(FAULTS),
+    layer: int | None = None,
 ) -> Predictions:
     """Run the reference ViT on every input, without faults and with each that changes values.
 
@@ -115,6 +126,7 @@ def predict(
         weights: its canonical weights.
         images: the inputs.
         catalogue: the faults to try.
+        layer: try them in this block alone; otherwise everywhere.
     """
     exact = {name: w.detach().double() for name, w in weights.items()}
     templates: dict[ViTConfig, ViT] = {}
@@ -126,11 +138,12 @@ def predict(
     faulty: dict[str, tuple[dict[str, Tensor], ...]] = {}
     for name in catalogue:
         fault = FAULTS[name]
-        knobs = fault.apply(Knobs(config)) if fault.visible == "always" else None
+        layers = None if layer is None else (layer,)
+        knobs = fault.apply(Knobs(config), layers) if fault.visible in ("always", "never") else None
         if knobs is None:
             continue
         try:
-            faulty[name] = run(knobs)
+            faulty[name if layer is None else f"{name}@{layer}"] = run(knobs)
         except (RuntimeError, ValueError):
             continue  # shapes that do not fit: no network runs so
     return Predictions(run(Knobs(config)), faulty)
@@ -159,13 +172,54 @@ def regress(predictions: Predictions, right_runs: Sequence[Left], wrong_runs: Se
     ]
     terms = sum(len(each) for each in apart)
     total = sum(weight[n] * _square(e) for each in apart for n, e in each.items())
-    sums = {name: _sum(base, faulty, apart, weight) for name, faulty in predictions.faulty.items()}
+    rounding = [{n: r[n] - b[n] for n in weight} for r, b in zip(right, base, strict=True)]
+    sums = {name: _sum(base, faulty, apart, rounding, weight) for name, faulty in predictions.faulty.items()}
     estimates = {name: _estimate(name, s, terms) for name, s in sums.items()}
     accused = _accused(estimates, sums)
     known = [e for e in estimates.values() if e.reach >= ACCUSE]
     excluded = tuple(e.name for e in known if e.name not in accused and abs(e.beta - 1) * e.reach >= ACCUSE)
-    unknown = tuple(e.name for e in estimates.values() if e.name not in accused and e.name not in excluded)
-    return Regression(tuple(estimates.values()), (total / max(terms, 1)) ** 0.5, accused, excluded, unknown)
+    # What changes nothing here is no fault of this network.
+    unknown = tuple(e.name for e in estimates.values() if e.size > 0 and e.name not in {*accused, *excluded})
+    ratio = (total / max(terms, 1)) ** 0.5
+    return Regression(tuple(estimates.values()), ratio, accused, excluded, unknown, _first_block(apart, weight))
+
+
+def regress_deeper(
+    config: ViTConfig,
+    weights: Mapping[str, Tensor],
+    images: Sequence[Tensor],
+    right: Sequence[Left],
+    wrong: Sequence[Left],
+    predictions: Predictions | None = None,
+) -> Regression:
+    """Regress on faults everywhere and, if none stands out of a difference that does, on those of one block alone.
+
+    Args:
+        config: the reference ViT that computes what is right.
+        weights: its canonical weights.
+        images: the inputs, six at least.
+        right: what the side that is right did with them.
+        wrong: what the side under suspicion did.
+        predictions: of faults everywhere, if they are known.
+    """
+    known = predictions or predict(config, weights, images)
+    first = regress(known, right, wrong)
+    if first.accused or first.layer is None:
+        return first
+    local = predict(config, weights, images, layer=first.layer)
+    return regress(Predictions(known.base, {**known.faulty, **local.faulty}), right, wrong)
+
+
+def _title(name: str) -> str:
+    fault, _, layer = name.partition("@")
+    return FAULTS[fault].title + (f", in block {layer}" if layer else "")
+
+
+def _first_block(apart: Sequence[Mapping[str, Tensor]], weight: Mapping[str, float]) -> int | None:
+    for name in apart[0]:
+        if sum(weight[name] * _square(each[name]) for each in apart) / len(apart) > FLOOR**2:
+            return layer_in(name)
+    return None
 
 
 def _values(run: Left) -> dict[str, Tensor]:
@@ -186,11 +240,12 @@ def _sum(
     base: Sequence[Mapping[str, Tensor]],
     faulty: Sequence[Mapping[str, Tensor]],
     apart: Sequence[Mapping[str, Tensor]],
+    rounding: Sequence[Mapping[str, Tensor]],
     weight: Mapping[str, float],
 ) -> _Sums:
-    out = _Sums([], [], [])
-    for b, f, each in zip(base, faulty, apart, strict=True):
-        along = size = left = 0.0
+    out = _Sums([], [], [], [])
+    for b, f, each, own in zip(base, faulty, apart, rounding, strict=True):
+        along = size = left = bias = 0.0
         for n, e in each.items():
             if n not in f or f[n].shape != e.shape:
                 left = inf
@@ -199,9 +254,12 @@ def _sum(
             along += weight[n] * float((e * d).sum())
             size += weight[n] * _square(d)
             left += weight[n] * _square(e - d)
+            bias += weight[n] * float((own[n] * d).sum())
+            out.grown = max(out.grown, (_square(f[n]) / max(_square(b[n]), 1e-300)) ** 0.5)
         out.along.append(along)
         out.size.append(size)
         out.left.append(left)
+        out.bias.append(bias)
     return out
 
 
@@ -213,14 +271,10 @@ def _estimate(name: str, s: _Sums, terms: int) -> Estimate:
     # The deviation of a ratio of sums over inputs that have nothing to do with each other.
     spread = sum((a - beta * d) ** 2 for a, d in zip(s.along, s.size, strict=True)) * count / (count - 1)
     deviation = max(spread**0.5 / whole, 1e-12)
-    return Estimate(
-        name,
-        beta,
-        beta / deviation,
-        1 / deviation,
-        (whole / max(terms, 1)) ** 0.5,
-        (sum(s.left) / max(terms, 1)) ** 0.5,
-    )
+    # Errors that always point the same way add up, others do not.
+    own = max(abs(sum(s.bias)), sum(x * x for x in s.bias) ** 0.5) / whole
+    size, left = (whole / max(terms, 1)) ** 0.5, (sum(s.left) / max(terms, 1)) ** 0.5
+    return Estimate(name, beta, beta / deviation, 1 / max(deviation, own), size, left, s.grown)
 
 
 def _accused(estimates: Mapping[str, Estimate], sums: Mapping[str, _Sums]) -> tuple[str, ...]:
@@ -228,7 +282,7 @@ def _accused(estimates: Mapping[str, Estimate], sums: Mapping[str, _Sums]) -> tu
     able = [
         e
         for e in estimates.values()
-        if abs(e.z) >= ACCUSE and abs(e.beta - 1) <= SLOPE and e.left <= FLOOR
+        if abs(e.z) >= ACCUSE and abs(e.beta - 1) <= SLOPE and e.left <= FLOOR * e.grown
     ]  # fmt: skip
     if not able:
         return ()

@@ -41,6 +41,20 @@ def test_a_fault_in_the_noise_is_said_to_be_open(half: HalfBench, bench_of, muta
     assert found.accused == () and "eps-final-1e-12" in found.undetectable
 
 
+@pytest.mark.parametrize("name", ["matrices in bf16", "eps 1e-12 in blocks", "tanh GELU in block 2"])
+def test_what_rounding_swallows_is_not_excluded(name: str, half: HalfBench, bench_of, mutation) -> None:
+    # The code is the same and rounds alike, so the sides agree nearly or to the bit: that proves nothing.
+    found = half.ask(bench_of("token").spoiled(mutation(name)))
+    assert found.accused == ()
+    assert not {*mutation(name).truth} & {*found.excluded}
+
+
+def test_a_fault_of_one_block_is_looked_for_where_it_shows(half: HalfBench, bench_of, mutation) -> None:
+    found = half.ask(bench_of("token").spoiled(mutation("no fc1 bias in block 1")))
+    assert found.layer == 1
+    assert "mlp-up-bias-missing@1" in found.accused
+
+
 def test_few_inputs_are_refused(half: HalfBench) -> None:
     from vitconv.parity.regress import Predictions
 
