@@ -14,10 +14,11 @@ PACKAGE = Path(__file__).parents[1] / "vitconv"
 # `python -m vitconv` may import cli.
 BELOW = {
     "errors": (),
-    "report": (),
-    "layout": ("errors",),
-    "io": ("errors",),
-    "registry": ("errors",),
+    "record": (),
+    "report": ("record",),
+    "layout": ("errors", "record"),
+    "io": ("errors", "record"),
+    "registry": ("errors", "record"),
     "dialects": ("layout",),
     "kernels": ("errors",),
     "configs": ("layout",),
@@ -40,7 +41,7 @@ SLOW = frozenset(
     {"torch", "torchvision", "triton", "timm", "transformers", "numpy", "rich", "jinja2", "yaml", "safetensors", "onnx"}
 )
 QUICK_AREAS = frozenset(
-    {"", "errors", "layout", "io", "conversion", "cli", "registry", "report", "configs", "dialects"}
+    {"", "errors", "record", "layout", "io", "conversion", "cli", "registry", "report", "configs", "dialects"}
 )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import LayoutError, UsageError
+from vitconv.record import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Warn = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """One kind of entry: what it is called, the folder it lives in, the constant that holds it."""
 
@@ -38,7 +38,7 @@ class Kind:
         return f"vitconv.{self.plural}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """One entry without its object; `origin` is "vitconv", or the package that adds it and its version."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vitconv.layout.semantics import Semantics
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ A kind's module is imported when a file has to be read or written: most checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from vitconv.record import dataclass
 
 if TYPE_CHECKING:
     from vitconv.configs.found import Found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isqrt
 from typing import Any
 
 from vitconv.layout.semantics import Semantics
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

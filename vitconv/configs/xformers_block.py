@@ -5,13 +5,13 @@ Source: facebookresearch/xformers xformers/factory/block_configs.py and xformers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from vitconv.configs.activations import FROM_XFORMERS
 from vitconv.configs.fields import Fields
 from vitconv.configs.xformers_release import release_number
 from vitconv.errors import BadFile, UsageError
+from vitconv.record import dataclass
 
 OLD_STYLE, NEW_STYLE = "layer_norm_style", "residual_norm_style"
 _STYLES = ("pre", "post", "deepnorm")

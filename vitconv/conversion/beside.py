@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from vitconv.io.atomic import replacing
 from vitconv.layout.plan import Plan
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from vitconv.io.envelope import restore
 from vitconv.io.sink import INDEX, Out, file_order, write_file, write_sharded
 from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan
+from vitconv.record import dataclass
 
 Progress = Callable[[int, int], None]
 

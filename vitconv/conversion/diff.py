@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vitconv.conversion.prove import WINDOW
@@ -11,6 +11,7 @@ from vitconv.conversion.recognise import Recognised
 from vitconv.io.tensor import ITEMSIZE
 from vitconv.layout.canonical import template_of
 from vitconv.layout.network import Cell, Network, decode
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

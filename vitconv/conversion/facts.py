@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitconv.io.source import Checkpoint
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics, semantics_from_json
+from vitconv.record import dataclass
 
 if TYPE_CHECKING:
     from vitconv.configs.found import Found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from vitconv.errors import NotRecognised, Refused
 from vitconv.io.envelope import Branch, branches
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.layout.semantics import Semantics
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

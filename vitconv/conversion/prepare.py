@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from vitconv.conversion.facts import Wishes
@@ -20,6 +20,7 @@ from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Cell, Network, decode
 from vitconv.layout.plan import Plan, plan, prove
 from vitconv.layout.recipe import dense_view
+from vitconv.record import dataclass
 from vitconv.registry import DIALECTS, load
 
 # In the metadata of a residue file: the dialect of its source.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics
+from vitconv.record import dataclass
 from vitconv.registry import DIALECTS, load, load_all
 
 DIALECT, VARIANT = "vitconv.dialect", "vitconv.variant"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vitconv.errors import LayoutError
@@ -15,6 +14,7 @@ from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan, Target
 from vitconv.layout.recipe import Piece
 from vitconv.layout.rule import Const
+from vitconv.record import dataclass
 
 # Shorter runs cost more per system call than numpy's start-up saves.
 SHORTEST_RUN = 512

@@ -4,10 +4,9 @@ Source: huggingface/transformers, src/transformers/models/vit/modeling_vit.py an
 names that 5.x still writes to disk) and 5.24.0 (the names of its modules since 5.9).
 """
 
-from dataclasses import dataclass
-
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, Rule, linear, norm, rule
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)

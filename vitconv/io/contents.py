@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from vitconv.io.tensor import Stored
+from vitconv.record import dataclass
 
 if TYPE_CHECKING:
     from vitconv.io.zipdir import Member

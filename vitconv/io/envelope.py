@@ -8,7 +8,7 @@ context encoder; then the larger set.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from vitconv.errors import Refused
@@ -16,6 +16,7 @@ from vitconv.io.contents import some
 from vitconv.io.tensor import Stored
 from vitconv.io.training_state import is_training_state
 from vitconv.io.wrappers import COUNTERS, WRAPPERS, rank, reason, split_names
+from vitconv.record import dataclass
 
 _Kind = Literal["prefix", "infix"]
 _MAX_ROUNDS = 32

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitconv.errors import BadFile, UsageError
 from vitconv.io.contents import some
+from vitconv.record import dataclass
 
 _INDEX = ".index.json"
 _MAX_INDEX = 64 << 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from vitconv.errors import LayoutError, UsageError
 from vitconv.io.segment import Segment
 from vitconv.io.tensor import ITEMSIZE, RANK
+from vitconv.record import dataclass
 
 # The reference reader refuses longer headers (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 MAX_HEADER = 100_000_000

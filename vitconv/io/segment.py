@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from vitconv.errors import BadFile
+from vitconv.record import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """Name `nbytes` bytes at `offset` of the open file `fd`."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+
+from vitconv.record import dataclass
 
 # Listed in the rank order of the reference writer (safetensors/src/tensor.rs, enum Dtype): files are sorted by it.
 ITEMSIZE: dict[str, int] = {
@@ -30,7 +31,7 @@ ITEMSIZE: dict[str, int] = {
 RANK: dict[str, int] = {name: rank for rank, name in enumerate(ITEMSIZE)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Blob:
     """Name a run of bytes.
 
@@ -44,7 +45,7 @@ class Blob:
     member: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stored:
     """Describe one tensor of a checkpoint without its data.
 

@@ -6,11 +6,11 @@ Argument orders are those of the repository pytorch/pytorch, `torch/_utils.py` a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from vitconv.io.allowed import STORAGE_DTYPES, TORCH_DTYPES
 from vitconv.io.records import External, Global, Mapping, Record
 from vitconv.io.tensor import ITEMSIZE, Blob, is_contiguous, span
+from vitconv.record import dataclass
 
 _MAX_SIZE = 1 << 60
 _WRAPPERS = {
@@ -35,7 +35,7 @@ class UnreadableError(ValueError):
     """A tensor is of a kind that cannot be read; the text says which kind and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Describe a tensor without a name; the fields are those of `Stored`."""
 
@@ -46,7 +46,7 @@ class View:
     strides: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Storage:
     """Describe a storage: its bytes, and the dtype of its class (U8 for untyped ones)."""
 

@@ -6,10 +6,10 @@ Layout: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (central di
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from vitconv.errors import BadFile
 from vitconv.io.file import File
+from vitconv.record import dataclass
 
 _END = b"PK\x05\x06"
 _END64 = b"PK\x06\x06"
@@ -21,7 +21,7 @@ _FULL32 = 0xFFFFFFFF
 _STORED, _DEFLATED = 0, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Member:
     """Name a member: `packed` bytes at `offset` of the file, `nbytes` when inflated."""
 
@@ -33,7 +33,7 @@ class Member:
     deflated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Entry:
     name: str
     header: int

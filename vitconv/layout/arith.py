@@ -5,10 +5,10 @@ Only edits compute; a conversion that moves elements never comes here, so that N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import Refused
+from vitconv.record import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

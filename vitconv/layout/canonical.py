@@ -7,12 +7,15 @@ not part of the grid. Roles are what init schemes, weight-decay groups and audit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from vitconv.errors import LayoutError
+from vitconv.record import dataclass
+
+# Stacks of blocks, each of its own depth, by what stands before `blocks.`; the trunk is the first.
+STACKS = ("", "decoder.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slot:
     """One canonical tensor: its axes (see the axis legend), its role, and what it is in words."""
 
@@ -45,10 +48,15 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     for name, axes, role, title in one:
         yield name, Slot(tuple(axes.split()), role, title)
     yield from pair("embed.patch", "patch", "patch projection", "d c p q", "d")
+    yield from norm("embed.pixel_norm", "norm of the pixels of a patch, before the patch projection", "c p q")
+    yield from norm("embed.patch_norm", "norm of the patches, after the patch projection")
     yield from norm("embed.norm", "norm before the first block")
     yield from norm("blocks.{i}.norm1", "norm of the attention branch")
     for part, word in (("q", "query"), ("k", "key"), ("v", "value")):
         yield from pair(f"blocks.{{i}}.attn.{part}", f"attn.{part}", f"{word} projection", "a d", "a")
+    yield "blocks.{i}.attn.k_masked", Slot(("a",), "dead", "key bias that a mask multiplies by zero")
+    yield "blocks.{i}.attn.rel_pos", Slot(("l", "h"), "position", "relative position table of the patch grid")
+    yield "blocks.{i}.attn.rel_pos_cls", Slot(("3", "h"), "position", "relative position rows of the class token")
     yield from norm("blocks.{i}.attn.q_norm", "norm of the queries of one head", "e")
     yield from norm("blocks.{i}.attn.k_norm", "norm of the keys of one head", "e")
     yield from norm("blocks.{i}.attn.norm", "norm before the output projection", "a")
@@ -58,12 +66,50 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield from pair("blocks.{i}.mlp.gate", "mlp.gate", "MLP, gate (the activated half)", "m d", "m")
     yield from norm("blocks.{i}.mlp.norm", "norm inside the MLP", "m")
     yield from pair("blocks.{i}.mlp.down", "mlp.down", "MLP, second linear", "d m", "d")
+    yield "rel_pos", Slot(("l", "h"), "position", "relative position table that all blocks share")
+    yield "rel_pos_cls", Slot(("3", "h"), "position", "relative position rows of the class token that all blocks share")
+    yield "rope.periods", Slot(("f",), "rope", "periods of the rotary positions")
     yield from norm("trunk_norm", "norm of the trunk, ahead of a second final norm")
     yield from norm("norm", "final norm, before pooling")
+    yield from norm("norm_cls", "final norm of the class token and registers, apart from that of the patches")
+    yield from norm("norm_local", "final norm of the class token of small crops in training")
     yield from norm("pool.norm", "norm after pooling")
     yield from pair("pool.dense", "pool.dense", "pooler, dense layer", "d2 d", "d2")
+    yield "pool.probe", Slot(("d",), "token", "query of an attention-pooling head")
+    for part, word in (("q", "query"), ("k", "key"), ("v", "value")):
+        yield from pair(f"pool.{part}", f"attn.{part}", f"{word} projection of an attention-pooling head", "u d", "u")
+    yield from pair("pool.out", "attn.out", "output projection of an attention-pooling head", "d u", "d")
+    yield from norm("pool.mlp_norm", "norm before the MLP of an attention-pooling head")
+    yield from pair("pool.up", "mlp.up", "MLP of an attention-pooling head, first linear", "w d", "w")
+    yield from pair("pool.down", "mlp.down", "MLP of an attention-pooling head, second linear", "d w", "d")
     yield from pair("head", "head", "classifier", "o d", "o")
     yield from pair("head_dist", "head", "classifier of the distillation token", "o d", "o")
+    yield from pair("mim", "head", "head of masked image modelling, one class per visual word", "s d", "s")
+    yield from _decoder()
+
+
+def _decoder() -> Iterator[tuple[str, Slot]]:
+    """Yield the decoder of masked autoencoders; its blocks are a stack of their own depth."""
+    block = "decoder.blocks.{i}"
+    linears = [
+        ("decoder.embed", "embedding", "y d", "y"),
+        *((f"{block}.attn.{x}", f"{word} projection", "g y", "g") for x, word in
+          (("q", "query"), ("k", "key"), ("v", "value"))),
+        (f"{block}.attn.out", "output projection", "y g", "y"),
+        (f"{block}.mlp.up", "MLP, first linear", "x y", "x"),
+        (f"{block}.mlp.down", "MLP, second linear", "y x", "y"),
+        ("decoder.pred", "prediction of pixels", "z y", "z"),
+    ]  # fmt: skip
+    for name, axes in (("mask", "y"), ("pos_cls", "y"), ("pos", "n y")):
+        role = "token" if name == "mask" else "position"
+        yield f"decoder.{name}", Slot(tuple(axes.split()), role, "decoder of masked pretraining")
+    for name, title, weight, bias in linears:
+        role = "decoder" if name.startswith("decoder.blocks") is False else name.removeprefix(f"{block}.")
+        for kind, axes in (("weight", weight), ("bias", bias)):
+            yield f"{name}.{kind}", Slot(tuple(axes.split()), f"{role}.{kind}", f"decoder: {title}")
+    for name in (f"{block}.norm1", f"{block}.norm2", "decoder.norm"):
+        for kind in ("weight", "bias"):
+            yield f"{name}.{kind}", Slot(("y",), f"norm.{kind}", "decoder: norm")
 
 
 SCHEMA: dict[str, Slot] = dict(_slots())
@@ -83,17 +129,23 @@ def slot(template: str) -> Slot:
 
 def template_of(name: str) -> str:
     """Return the template of a concrete canonical name: `blocks.3.ls1` gives `blocks.{i}.ls1`."""
-    head, dot, rest = name.partition(".")
-    if head != "blocks" or not dot:
+    head, dot, rest = name.partition("blocks.")
+    if not dot or head not in STACKS:
         return name
     index, _, tail = rest.partition(".")
-    return f"blocks.{{i}}.{tail}" if index.isdigit() else name
+    return f"{head}blocks.{{i}}.{tail}" if index.isdigit() else name
 
 
 def layer_of(name: str) -> int | None:
     """Return the block index in a concrete canonical name, or None for a tensor outside the blocks."""
-    parts = name.split(".")
-    return int(parts[1]) if len(parts) > 2 and parts[0] == "blocks" and parts[1].isdigit() else None
+    head, dot, rest = name.partition("blocks.")
+    index, more, _ = rest.partition(".")
+    return int(index) if dot and more and head in STACKS and index.isdigit() else None
+
+
+def stack_of(name: str) -> str:
+    """Return the stack of blocks that a name or template belongs to: "" is the trunk, as is all outside the blocks."""
+    return "decoder." if name.startswith("decoder.blocks.") else ""
 
 
 def role_of(name: str) -> str:

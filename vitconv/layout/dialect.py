@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 from typing import Any
 
 from vitconv.errors import LayoutError, UsageError
+from vitconv.layout.canonical import stack_of
 from vitconv.layout.rule import Alias, Choice, Const, Entry, Forbid, Option, Rule, Tie
+from vitconv.record import dataclass
 
 _DIGITS = re.compile(r"\d+")
 _WORD = re.compile(r"\{(\w+)\}")
@@ -31,6 +33,8 @@ class Dialect:
         cannot: canonical templates (regular expressions) it has no place for, each with the reason.
         equal: axes that are one size in every network of the dialect, such as attention width and width.
         family: dialects of one family share a canonical schema.
+        under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
+        derived: canonical templates that the library makes up itself, and how: such a tensor is no loss if it is equal.
     """
 
     name: str
@@ -43,6 +47,8 @@ class Dialect:
     cannot: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     family: str = "plain"
+    under: str = ""
+    derived: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
@@ -106,7 +112,7 @@ class Dialect:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Item:
     """One entry with its path words filled in: `key` holds at most `{i}` still; `layers` are those it speaks of."""
 
@@ -119,6 +125,11 @@ class Item:
     def optional(self) -> bool:
         """True when the tensor may be absent."""
         return isinstance(self.entry, Alias) or self.entry.optional
+
+    @property
+    def stack(self) -> str:
+        """The stack of blocks whose depth it follows."""
+        return stack_of(self.parts[0]) if isinstance(self.entry, Rule) else ""
 
     @property
     def group(self) -> str:

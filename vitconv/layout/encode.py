@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vitconv.errors import Refused
-from vitconv.layout.canonical import layer_of, template_of
+from vitconv.layout.canonical import SCHEMA, STACKS, layer_of, stack_of, template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
 from vitconv.layout.match import bind, collapse, unmet_by
 from vitconv.layout.rule import LAYERS, Alias, Const, Rule
 from vitconv.layout.unify import Bound
+from vitconv.record import dataclass
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,18 @@ def _values(value: Any) -> set[Any]:
     return set() if value is None else set(value) if isinstance(value, (tuple, list, set)) else {value}
 
 
-def _wanted(item: Item, depth: int) -> list[int | None]:
-    return list(layers_of(item.layers, depth)) if "{i}" in item.key else [None]
+def _wanted(item: Item, depths: Mapping[str, int]) -> list[int | None]:
+    return list(layers_of(item.layers, depths[item.stack])) if "{i}" in item.key else [None]
+
+
+def _depths(names: Iterable[str], depth: int) -> dict[str, int]:
+    """Return the depth of every stack of blocks; `depth` is that of the trunk."""
+    depths = {**dict.fromkeys(STACKS, 1), "": depth}
+    for name in names:
+        stack, layer = stack_of(name), layer_of(name)
+        if stack and layer is not None:
+            depths[stack] = max(depths[stack], layer + 1)
+    return depths
 
 
 def _alive(v: Variant, have: Container[str]) -> set[str]:
@@ -108,8 +119,9 @@ class _Have:
     """
 
     def __init__(self, names: Iterable[str], depth: int) -> None:
-        self.outside = 1 << depth
-        self.layers = {w: sum(1 << i for i in layers_of(w, depth)) for w in LAYERS}
+        depths = _depths(names, depth)
+        self.outside = 1 << max(depths.values())
+        self.layers = {(w, s): sum(1 << i for i in layers_of(w, n)) for w in LAYERS for s, n in depths.items()}
         self.have: dict[str, int] = {}
         for name in names:
             layer, t = layer_of(name), template_of(name)
@@ -140,7 +152,7 @@ class _Have:
         if memo not in self.weighed:
             entry = item.entry
             assert isinstance(entry, Rule)
-            layers = self.layers["all" if entry.scanned else item.layers]
+            layers = self.layers["all" if entry.scanned else item.layers, item.stack]
             want = {p: layers if "{i}" in p else self.outside for p in item.parts}
             count = layers.bit_count() if "{i}" in item.key else 1
             fills = {name for name, _ in entry.fill}
@@ -162,12 +174,13 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
     copies: dict[str, str] = {}
     said: set[str] = set()
     alive = _alive(v, set(map(template_of, names)))
+    depths = _depths(names, depth)
     for item in v.items:
         entry = item.entry
         if not isinstance(entry, Rule):
             continue
         filled = dict(entry.fill)
-        here = [bind(item, _at(item.key, layer), layer, depth) for layer in _wanted(item, depth)]
+        here = [bind(item, _at(item.key, layer), layer, depth) for layer in _wanted(item, depths)]
         if item.optional and item.group not in alive and not any(n in names for b in here for n in b.parts):
             continue
         for b in here:
@@ -185,13 +198,13 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
     keys = {b.key for b in bound}
     for item in v.items:
         if isinstance(item.entry, Alias):
-            pairs = ((_at(item.key, i), _at(item.parts[0], i)) for i in _wanted(item, depth))
+            pairs = ((_at(item.key, i), _at(item.parts[0], i)) for i in _wanted(item, depths))
             copies |= {key: of for key, of in pairs if of in keys}
     consts = {
         _at(item.key, layer): item.entry
         for item in v.items
         if isinstance(item.entry, Const) and not item.entry.optional
-        for layer in _wanted(item, depth)
+        for layer in _wanted(item, depths)
     }
     residue = tuple(n for n in names if n not in said)
     return Encoding(v, tuple(bound), fills, residue, missing, copies, consts)
@@ -216,11 +229,12 @@ def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[st
 
 
 def explain_residue(dialect: Dialect, residue: tuple[str, ...]) -> list[str]:
-    """Return one line per kind of left-over tensor, with the dialect's reason where it gives one."""
+    """Return one line per kind of left-over tensor, with the dialect's reason, or else what the tensor is."""
     by_reason: dict[str, list[str]] = {}
     for name in residue:
         t = template_of(name)
-        reason = next((r for p, r in dialect.cannot.items() if re.search(p, t)), "")
+        reason = next((r for p, r in dialect.cannot.items() if re.search(p, t)), None)
+        reason = (SCHEMA[t].title if t in SCHEMA else "") if reason is None else reason
         by_reason.setdefault(reason, []).append(name)
     return [
         f"{', '.join(collapse(names))}" + (f": {dialect.name} has no place for {reason}" if reason else "")

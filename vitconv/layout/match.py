@@ -6,20 +6,22 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from vitconv.errors import LayoutError
+from vitconv.layout.canonical import STACKS
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.shape import atoms, shape_of
 from vitconv.layout.unify import Bound, unify
+from vitconv.record import dataclass
 
 _CELL = re.compile(r"(?<![A-Za-z\d])[0-9]{1,5}(?![A-Za-z\d])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Covered:
     """What one entry explains of a file."""
 
@@ -180,9 +182,13 @@ def _at_least(variant: Variant, header: Header) -> int:
 def _cover(variant: Variant, header: Header) -> Match:
     """Match names only."""
     # At least one block: without any, a lone head or token would pass for a network.
-    found = (i for item in variant.items for i in header.find(item.key) if i is not None)
-    # More layers than keys are a hole in the file, or an attack on memory.
-    depth = 1 + max((i for i in found if i < len(header.shapes)), default=0)
+    depths = dict.fromkeys(STACKS, 1)
+    for item in variant.items:
+        # More layers than keys are a hole in the file, or an attack on memory.
+        here = [i for i in header.find(item.key) if i is not None and i < len(header.shapes)]
+        if here and max(here) >= depths[item.stack]:
+            depths[item.stack] = 1 + max(here)
+    depth = depths[""]
     alive = {item.group for item in variant.items if item.group and header.find(item.key)}
     stand_in: dict[str, dict[int | None, str]] = {}
     for item in variant.items:
@@ -202,7 +208,8 @@ def _cover(variant: Variant, header: Header) -> Match:
             explained |= set(keys.values())
             copies |= {key: serving[i] for i, key in keys.items() if serving[i] != key}
             continue
-        part = header.cover(item, depth, stand_in.get(item.key), optional=item.optional and item.group not in alive)
+        optional = item.optional and item.group not in alive
+        part = header.cover(item, depths[item.stack], stand_in.get(item.key), optional=optional)
         explained |= part.explained
         missing += part.missing
         bound += part.bound

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vitconv.errors import LayoutError
 from vitconv.layout.match import Match
 from vitconv.layout.recipe import View, Views, dense_view, part_shape
 from vitconv.layout.semantics import Semantics
+from vitconv.record import dataclass
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """One canonical tensor: its shape, its dtype, and the view its elements come from.
 
@@ -53,7 +54,7 @@ class Made:
     overflow: str = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Applied:
     """What an edit did.
 

@@ -6,12 +6,13 @@ It is made from headers alone. `prove` checks that no element is lost or used tw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical import template_of
+from vitconv.layout.derived import derived_as
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
 from vitconv.layout.match import Match, check_equal, collapse
@@ -20,9 +21,10 @@ from vitconv.layout.recipe import Piece, View, Views, compose, tiles
 from vitconv.layout.rule import Const
 from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
+from vitconv.record import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """One tensor to write: its pieces in target order, or the constant it is."""
 
@@ -45,6 +47,7 @@ class Plan:
         sizes: axis sizes of the target.
         residue: canonical tensors that have no place in the target.
         equal: pairs of canonical tensors that the target holds once and that must be the same bits.
+        derived: canonical tensors that the target makes up itself, each with the value that it must then have.
     """
 
     source: Match
@@ -55,6 +58,7 @@ class Plan:
     residue: tuple[Cell, ...] = ()
     equal: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    derived: tuple[tuple[Cell, str], ...] = ()
 
     @property
     def byte_copy(self) -> bool:
@@ -72,6 +76,7 @@ def plan(
     wanted: Mapping[str, str] | None = None,
     given: Mapping[str, int] | None = None,
     order: Sequence[str] | None = None,
+    spare: Callable[[Cell], bool] = lambda _: True,
 ) -> Plan:
     """Return the plan that carries `network` into `target`.
 
@@ -82,6 +87,7 @@ def plan(
         wanted: options of the target told by the user.
         given: axis sizes told by the user.
         order: the keys of the file in file order, which the targets follow.
+        spare: whether a tensor may be left out on the condition that the target makes up the same one.
 
     Raises:
         Refused: the target computes another function, a fact that decides this is unknown, tensors are lacking, their
@@ -100,7 +106,9 @@ def plan(
     targets += [Target(k, c.dtype, shape_of(c.axes, sizes), (), (), c) for k, c in said.consts.items()]
     rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
     targets.sort(key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0)))
-    residue = tuple(filled.cells[n] for n in said.residue)
+    over = tuple(filled.cells[n] for n in said.residue)
+    derived = tuple((c, how) for c in over if (how := derived_as(target, c.name)) and spare(c))
+    residue = tuple(c for c in over if not any(c is d for d, _ in derived))
     equal = tuple(
         (name, of)
         for tie in said.variant.ties
@@ -109,7 +117,7 @@ def plan(
         if (name := part.replace("{i}", str(i))) in filled.cells
         and (of := tie.of.replace("{i}", str(i))) in filled.cells
     )
-    return Plan(source, said, filled, tuple(targets), sizes, residue, equal, source.notes)
+    return Plan(source, said, filled, tuple(targets), sizes, residue, equal, source.notes, derived)
 
 
 def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str, int] | None) -> dict[str, int]:
@@ -232,7 +240,7 @@ def prove(p: Plan) -> int:
         full.add((t.shape, boxes))
     written = {n for t in p.targets for n in t.parts}
     said = written | {a for a, _ in p.equal} | {c.name for c in p.residue}
-    said |= {n for applied in p.network.log for n in applied.removed}
+    said |= {n for applied in p.network.log for n in applied.removed} | {c.name for c, _ in p.derived}
     forgotten = ({n for b in p.source.bound for n in b.parts} | set(p.network.cells)) - said
     if forgotten:
         raise LayoutError(f"the plan forgets {', '.join(collapse(sorted(forgotten)))}")

@@ -10,18 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from vitconv.errors import LayoutError
 from vitconv.layout.shape import Axes, Axis, places, shape_of
 from vitconv.layout.unify import Bound
+from vitconv.record import dataclass
 
 Factor = tuple[int, int]
 Box = tuple[int, tuple[Factor, ...]]
 MAX_RUNS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """A canonical tensor seen inside a stored one.
 
@@ -33,7 +33,7 @@ class View:
     dims: tuple[tuple[Factor, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
     """A box of elements copied from `source`, starting at element `src`, to element `dst` of the target.
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vitconv.errors import LayoutError
 from vitconv.layout.shape import Axes, atoms, caret, parse_axes, show_axes
+from vitconv.record import dataclass
 
 _LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _FIELD = re.compile(r"\{(\w+)\}")
 LAYERS = ("all", "body", "last", "first")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """One canonical side of a rule: a name template and its axes."""
 
@@ -31,7 +32,7 @@ class Part:
     axes: Axes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
     """One whole tensor and its parts.
 
@@ -72,7 +73,7 @@ class Rule:
         return f"{self.key}: {show_axes(self.axes)}  <->  {right}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Const:
     """A tensor of the dialect with a fixed value: written on encode, compared bitwise on decode.
 
@@ -86,7 +87,7 @@ class Const:
     optional: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alias:
     """A second name of a tensor (tied weights): written twice, compared on decode, gradients summed.
 
@@ -97,7 +98,7 @@ class Alias:
     of: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tie:
     """Canonical tensors that this dialect holds only once: copied on decode, must be equal on encode."""
 
@@ -105,7 +106,7 @@ class Tie:
     of: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forbid:
     """Keys that say: this cannot be carried. `pattern` is a regular expression, `reason` is told to the user.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from vitconv.errors import UsageError
+from vitconv.record import dataclass
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm_placement": ("pre", "post", "deepnorm", "res-post"),

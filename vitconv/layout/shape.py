@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from vitconv.errors import LayoutError
+from vitconv.record import dataclass
 
 _TOKEN = re.compile(r"\s*(?:([A-Za-z]\w*|\d+|\*)|([()+]))")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axis:
     """One axis: a product of atoms, the first outermost, or (`joined`) a concatenation of atoms in order."""
 

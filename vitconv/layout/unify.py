@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from vitconv.errors import LayoutError
 from vitconv.layout.rule import Rule
 from vitconv.layout.shape import Axes, Axis, show_axes, size
+from vitconv.record import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bound:
     """A rule at one place: the key in the file, the layer, and the concrete names of the parts."""
 
@@ -25,7 +25,7 @@ class Bound:
         return {**sizes, "*": len(self.parts)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Equation:
     """One axis of one tensor and its size; `star` is the number of stacked parts, None when they are the layers."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from vitconv.record import dataclass
 
 Value = str | int | float | bool | None | tuple[str, ...]
 
@@ -19,7 +21,7 @@ _SEVERITY: tuple[Status, ...] = ("info", "skip", "ok", "warn", "fail")
 RESERVED = frozenset({"schema", "schema_version", "title", "verdict", "facts", "sections", "environment", "command"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """One column of a section: its key in the JSON, its title, and how its values are written."""
 
@@ -28,7 +30,7 @@ class Column:
     form: Form = "text"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """One row: a value per column, whether it is as it should be, and a sentence if there is more to say."""
 
@@ -37,7 +39,7 @@ class Row:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Series:
     """One line of a chart. A value that is not finite is drawn as a mark at the upper edge."""
 
@@ -45,7 +47,7 @@ class Series:
     points: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Band:
     """A shaded range of a chart, such as what correct variants reach: (x, low, high) from left to right."""
 
@@ -53,7 +55,7 @@ class Band:
     points: tuple[tuple[float, float, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chart:
     """A line chart over a number or, with `ticks`, over named places: x = 0 is the first of them."""
 
@@ -66,7 +68,7 @@ class Chart:
     log: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """A table with a title, what is to be said about it, and charts. The first column names the row.
 
@@ -100,7 +102,7 @@ class Section:
         return worst(row.status for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fact:
     """Something that was found out: one value, or one per side of a comparison."""
 
@@ -114,7 +116,7 @@ class Fact:
         return any(value != self.values[0] for value in self.values[1:])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """The answer in a word or two, how it stands, and the sentence that a person needs."""
 
@@ -123,7 +125,7 @@ class Verdict:
     sentence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """One whole answer of one verb.
 

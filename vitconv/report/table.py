@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from vitconv.record import dataclass
 from vitconv.report.document import Fact, Section, Status
 from vitconv.report.values import is_numeric, written
 
 MARKS: dict[Status, str] = {"ok": "ok", "info": "", "skip": "skipped", "warn": "WARN", "fail": "FAIL"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """Written cells: titles, whether a column is set to the right or as code, the lines and their status."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vitconv.errors import UsageError
 from vitconv.layout.canonical import SCHEMA, slot, template_of
 from vitconv.layout.network import Network
+from vitconv.record import dataclass
 
 Values = Mapping[str, Any]
 
