@@ -14,7 +14,8 @@ import safetensors.torch
 import torch
 
 from vitconv.errors import BadFile, LayoutError, Refused, UsageError
-from vitconv.io import atomic, stream
+from vitconv.io import stream
+from vitconv.io.leftovers import temporary_name
 from vitconv.io.segment import Segment
 from vitconv.io.sink import Out, file_order, header_bytes, write_file
 from vitconv.io.source import open_checkpoint
@@ -287,6 +288,7 @@ def test_memory_stays_small_for_a_large_file(tmp_path: Path) -> None:
         file.truncate(size)
     code = f"""
 import os, resource
+from vitconv.io.leftovers import temporary_name
 from vitconv.io.segment import Segment
 from vitconv.io.sink import Out, write_file
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -300,7 +302,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_the_temporary_name_is_hidden_and_fresh(tmp_path: Path) -> None:
-    names = {atomic.temporary_name(tmp_path / "x.safetensors").name for _ in range(100)}
+    names = {temporary_name(tmp_path / "x.safetensors").name for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith(".x.safetensors.tmp-") for name in names)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vitconv.errors import Refused, UsageError, VitconvError
+from vitconv.io.leftovers import temporary_name
 
 _FULL = {
     errno.ENOSPC: "the disk is full",
@@ -30,13 +31,6 @@ def explain(error: OSError, target: Path) -> VitconvError:
     if code in (errno.ENOENT, errno.ENOTDIR):
         return UsageError(f"{target}: there is no folder {target.parent}; make it first")
     return UsageError(f"{target}: cannot be written ({reason})")
-
-
-def temporary_name(target: Path) -> Path:
-    """Return a fresh name beside `target`, hidden, and short enough for any file system."""
-    # Not every name of a file is text in UTF-8.
-    name = target.name.encode(errors="surrogateescape")[:180].decode(errors="ignore")
-    return target.with_name(f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def check_target(target: Path, inputs: Iterable[Path] = ()) -> None:

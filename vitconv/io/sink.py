@@ -17,9 +17,9 @@ from vitconv.io.atomic import (
     replacing,
     same_file,
     sync_folder,
-    temporary_name,
 )
 from vitconv.io.header import Chunk, Out, file_order, header_bytes
+from vitconv.io.leftovers import temporary_name
 from vitconv.io.reflink import BLOCK, clone, single_range
 from vitconv.io.segment import Segment
 from vitconv.io.stream import Progress, Writer, counted, write_chunks
