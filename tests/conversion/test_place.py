@@ -135,3 +135,36 @@ def test_a_size_beyond_every_disk_is_refused_before_it_is_made(plain: Path, tmp_
 def test_an_empty_shard_size_is_wrong_usage(plain: Path, tmp_path: Path) -> None:
     assert call(plain, tmp_path / "out", "--to", "hf-vit", "--shard-size", "") == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["out.h5", "out.keras", "out.safetensor", "model.msgpack", "out.pth", "out.gguf"])
+def test_a_form_that_is_not_written_is_no_folder(plain: Path, tmp_path: Path, capsys, name: str) -> None:
+    assert call(plain, tmp_path / name, "--to", "hf-vit", *SETS) == 2
+    assert "a .safetensors file, or a folder" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+    (tmp_path / name).mkdir()
+    assert call(plain, tmp_path / name, "--to", "hf-vit", *SETS) == 0
+    assert (tmp_path / name / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["vit-2.1", "dinov2.v1_5b", "step.100", "out"])
+def test_a_folder_may_have_a_dot(plain: Path, tmp_path: Path, name: str) -> None:
+    assert call(plain, tmp_path / name, "--to", "hf-vit", *SETS) == 0
+    assert (tmp_path / name / "model.safetensors").exists()
+
+
+def test_what_a_killed_run_left_is_removed_and_said(plain: Path, tmp_path: Path, capsys) -> None:
+    import os
+    import subprocess
+    import sys
+
+    from vitconv.io.leftovers import temporary_name
+
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    out = tmp_path / "out.safetensors"
+    left = temporary_name(out).name.replace(f"-{os.getpid()}-", f"-{process.pid}-")
+    (tmp_path / left).write_bytes(b"half")
+    assert call(plain, out, "--to", "hf-vit", *SETS) == 0
+    assert left in capsys.readouterr().out
+    assert not (tmp_path / left).exists()

@@ -11,13 +11,16 @@ from typing import Any
 from vitconv import __version__
 from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.facts import FACTS
+from vitconv.conversion.kept import OWNER, source_digest
+from vitconv.conversion.place import where
 from vitconv.conversion.prepare import RESIDUE, Order, Prepared, prepare
-from vitconv.conversion.prove import check_equal, reread
+from vitconv.conversion.prove import check_equal, derived_lines, reread
 from vitconv.conversion.recognise import DIALECT, VARIANT
 from vitconv.conversion.stream import Sources, cell_array, outputs
 from vitconv.errors import Refused, UsageError
 from vitconv.io.atomic import check_space, explain
 from vitconv.io.envelope import restore
+from vitconv.io.leftovers import sweep_line
 from vitconv.io.sink import INDEX, Out, file_order, write_file, write_sharded
 from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan
@@ -57,9 +60,10 @@ def convert(
 def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) -> Done:
     """Write a prepared conversion; see `convert`."""
     p, order, sources = prepared.plan, prepared.order, prepared.sources
-    file, folder = _where(dst, order)
+    file, folder = where(dst, sharded=order.shard_bytes is not None)
     home = folder or file.parent
     _check_place(prepared, file, folder)
+    swept = sweep_line(home if home.is_dir() else home.parent)
     check_equal(p, sources)
     beside = configs_for(p, prepared.source.extra)
     if order.residue is not None and order.residue.resolve() in {
@@ -71,9 +75,9 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     outs = _named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
-    metadata = _metadata(prepared)
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
     residue = _write_residue(prepared, inputs)
+    metadata = _metadata(prepared, residue)
     if folder is not None and order.shard_bytes is not None:
         files = write_sharded(
             folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
@@ -87,7 +91,7 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     configs = beside.write(home, () if folder else standing)
     if order.prove:
         reread(folder if len(files) > 1 and folder else files[0], outs, p)
-    said = [*rounding, *beside.notes, *([beside.lacking] if beside.lacking else [])]
+    said = [*swept, *rounding, *derived_lines(p, sources), *beside.notes, *([beside.lacking] if beside.lacking else [])]
     if order.residue is not None and residue is None:
         said.append(f"there was nothing to keep: {order.residue} is not written")
     fate = "was another one and is replaced" if folder else "is another one and was left as it is"
@@ -109,19 +113,6 @@ def check_values(p: Plan, sources: Sources) -> list[str]:
     from vitconv.layout.edits.check import check_before_writing, summary
 
     return summary(check_before_writing(p.network, lambda cell: cell_array(p, cell, sources)))
-
-
-def _where(dst: Path, order: Order) -> tuple[Path, Path | None]:
-    """Return (file, folder): the folder is None when a single file was asked for."""
-    if dst.suffix == ".safetensors" and not dst.is_dir():
-        if order.shard_bytes is not None:
-            raise UsageError(f"{dst} is one file; with --shard-size give a folder")
-        return dst, None
-    if dst.suffix in {".pth", ".pt", ".bin", ".npz", ".onnx", ".ckpt"} and not dst.is_dir():
-        raise UsageError(f"{dst}: vitconv writes safetensors; name the output {dst.stem}.safetensors, or a folder")
-    if dst.exists() and not dst.is_dir():
-        raise UsageError(f"{dst} exists and is not a folder; name a .safetensors file or a folder")
-    return dst / "model.safetensors", dst
 
 
 def _check_place(prepared: Prepared, file: Path, folder: Path | None) -> None:
@@ -164,7 +155,7 @@ def _named(outs: list[Out], prepared: Prepared) -> list[Out]:
     ]
 
 
-def _metadata(prepared: Prepared) -> dict[str, str]:
+def _metadata(prepared: Prepared, residue: Path | None) -> dict[str, str]:
     """Return the metadata of the output: the source's own, then what makes the file say what it is."""
     if prepared.order.plain:
         return {"format": "pt"}
@@ -189,6 +180,10 @@ def _metadata(prepared: Prepared) -> dict[str, str]:
     }
     if p.network.log:
         record["vitconv.edits"] = json.dumps([a.what for a in p.network.log])
+    if residue is not None:
+        record[OWNER] = source_digest(prepared.sources)
+    elif OWNER in source.checkpoint.metadata and prepared.order.restore is None:
+        record[OWNER] = source.checkpoint.metadata[OWNER]
     return {**own, **record}
 
 
@@ -202,5 +197,6 @@ def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
         return lambda: iter([memoryview(cell_array(prepared.plan, c, prepared.sources)).cast("B")])
 
     outs = [Out(c.name, c.dtype, c.shape, chunks(c)) for c in cells]
-    write_file(path, outs, {"format": "pt", RESIDUE: prepared.source.match.dialect.name}, inputs=inputs)
+    owner = {RESIDUE: prepared.source.match.dialect.name, OWNER: source_digest(prepared.sources)}
+    write_file(path, outs, {"format": "pt", **owner}, inputs=inputs)
     return path

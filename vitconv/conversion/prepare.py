@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from vitconv.conversion.facts import Wishes
+from vitconv.conversion.kept import check_owner
 from vitconv.conversion.recognise import Recognised, recognise
 from vitconv.conversion.stream import Sources, outputs
 from vitconv.errors import Refused, UsageError
@@ -109,7 +110,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
     target: Dialect = load(DIALECTS, order.to)
     source = recognise(src, replace(order.wishes, drop=tuple(order.drop)))
     extra: tuple[Checkpoint, ...] = ()
-    put_back = ""
+    put_back: tuple[str, ...] = ()
     try:
         if source.match.dialect.family != target.family:
             raise Refused(
@@ -123,7 +124,9 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             checkpoint = open_checkpoint(order.restore)
             extra = (checkpoint,)
             network = _restored(network, checkpoint)
-            put_back = f"put back from {order.restore}: {', '.join(collapse(t.key for t in checkpoint.tensors))}"
+            said = f"put back from {order.restore}: {', '.join(collapse(t.key for t in checkpoint.tensors))}"
+            trust = check_owner(checkpoint.metadata, source.checkpoint.metadata, (str(order.restore), str(src)))
+            put_back = (said, trust) if trust else (said,)
         before = set(network.cells)
         network = _edited(network, order)
         # A file that is only rewritten in its own dialect keeps its variant, unless an edit changed what it holds.
@@ -135,10 +138,11 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             wanted={**(source.match.variant.names if kept else {}), **order.choices},
             given=order.wishes.axes,
             order=list(source.stored),
+            spare=lambda c: order.residue is None and not any(_matches(x, c) for x in order.drop),
         )
         _check_axes(p, order.wishes.axes)
         dropped = _consented(p, order, source.branch.left)
-        return Prepared(source, p, order, prove(p), dropped, extra, (put_back,) if put_back else ())
+        return Prepared(source, p, order, prove(p), dropped, extra, put_back)
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
