@@ -52,6 +52,10 @@ def encode(
     Raises:
         Refused: the facts contradict every variant, or none holds such a network; the message says which and why.
     """
+    if dialect.staged:
+        from vitconv.layout.stages import unrolled_for_network
+
+        dialect = unrolled_for_network(dialect, names, facts)
     dialect.check_choices(wanted or {})
     candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
     allowed = [v for v in candidates if not contradictions(v, facts)]

@@ -95,6 +95,7 @@ def plan(
     """
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
     said = encode(target, network.shapes, network.depth, facts, wanted)
+    target = said.variant.dialect
     _need_all(target, said)
     _need_facts(target, said, facts)
     sizes = _sizes(target, said, network, given)
