@@ -121,10 +121,14 @@ def slot(template: str) -> Slot:
     Raises:
         LayoutError: no such canonical tensor.
     """
-    try:
+    if template in SCHEMA:
         return SCHEMA[template]
-    except KeyError:
-        raise LayoutError(f"{template!r} is not a canonical tensor of the plain family") from None
+    from vitconv.layout import canonical_stages
+
+    staged = canonical_stages.SCHEMA.get(canonical_stages.stage_template_of(template))
+    if staged is None:
+        raise LayoutError(f"{template!r} is not a canonical tensor of the plain family, nor of stages")
+    return staged
 
 
 def template_of(name: str) -> str:
@@ -134,6 +138,15 @@ def template_of(name: str) -> str:
         return name
     index, _, tail = rest.partition(".")
     return f"{head}blocks.{{i}}.{tail}" if index.isdigit() else name
+
+
+def kind_of(name: str) -> str:
+    """Return the template of a concrete name of any family: what stands for all layers, and all stages, alike."""
+    if not name.startswith("stages."):
+        return template_of(name)
+    from vitconv.layout.canonical_stages import stage_template_of
+
+    return stage_template_of(name)
 
 
 def layer_of(name: str) -> int | None:

@@ -33,6 +33,8 @@ class Dialect:
         cannot: canonical templates (regular expressions) it has no place for, each with the reason.
         equal: axes that are one size in every network of the dialect, such as attention width and width.
         family: dialects of one family share a canonical schema.
+        staged: its entries are written per stage, `{s}`, and block, and are unrolled for each network; see `stages`.
+        inert: canonical tensors (regular expressions) that the library keeps and its function does not feel.
         under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
         derived: canonical templates that the library makes up itself, and how: such a tensor is no loss if it is equal.
     """
@@ -47,6 +49,8 @@ class Dialect:
     cannot: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     family: str = "plain"
+    staged: bool = False
+    inert: tuple[str, ...] = ()
     under: str = ""
     derived: Mapping[str, str] = field(default_factory=dict)
 
@@ -242,7 +246,7 @@ def _fill(template: str, bind: Mapping[str, str]) -> str:
 
 @cache
 def _words_in(template: str) -> tuple[str, ...]:
-    return tuple(w for w in _WORD.findall(template) if w != "i")
+    return tuple(w for w in _WORD.findall(template) if w not in ("i", "s", "l"))
 
 
 @cache

@@ -37,6 +37,7 @@ class Header:
     shapes: Mapping[str, tuple[int, ...]]
     _found: dict[str, dict[int | None, str]] = field(default_factory=dict, repr=False)
     _covered: dict[tuple[Any, ...], Covered] = field(default_factory=dict, repr=False)
+    _unrolled: dict[str, Dialect] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _by_form(self) -> dict[str, list[str]]:
@@ -55,6 +56,17 @@ class Header:
                     found[int(m[1]) if m.re.groups else None] = key
             self._found[template] = found
         return self._found[template]
+
+    def settled(self, dialect: Dialect) -> Dialect:
+        """Return the dialect; one of stages is unrolled for the blocks that the keys name."""
+        if not dialect.staged:
+            return dialect
+        if dialect.name not in self._unrolled:
+            # Here, since most files are plain.
+            from vitconv.layout.stages import unrolled_for_file
+
+            self._unrolled[dialect.name] = unrolled_for_file(dialect, self.shapes)
+        return self._unrolled[dialect.name]
 
     def cover(
         self, item: Item, depth: int, stand_in: Mapping[int | None, str] | None = None, *, optional: bool = False
@@ -137,6 +149,7 @@ def fitting(
     facts: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Return every variant that fits, passing over those of which a needed tensor is nowhere."""
+    dialect = header.settled(dialect)
     named = [v for v in dialect.variants if v.agrees(wanted or {}) and _may_fit(v, header)]
     tried = [m for m in (_cover(v, header) for v in named) if m.fits]
     solved = [m for m in (_solve(m, header, given) for m in tried) if m.fits]
@@ -153,7 +166,7 @@ def closest(
         header: names and shapes of the file.
         given: axis sizes told by the user.
     """
-    variants = [v for dialect, wanted in asked for v in dialect.variants if v.agrees(wanted)]
+    variants = [v for dialect, wanted in asked for v in header.settled(dialect).variants if v.agrees(wanted)]
     order = sorted((_at_least(v, header), j) for j, v in enumerate(variants))
     tried: list[Match] = []
     for least, j in order:
