@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from vitconv.errors import BadFile, UsageError
+from vitconv.errors import Ambiguous, BadFile, UsageError
 from vitconv.io.source import open_checkpoint
 
 INDEX = "model.safetensors.index.json"
@@ -99,9 +99,33 @@ def test_index_that_does_not_fit_the_files(tmp_path: Path, tensors, fault) -> No
         open_checkpoint(tmp_path)
 
 
-def test_a_stray_file_beside_shards_is_not_merged(tmp_path: Path, tensors, assert_holds) -> None:
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("fault", ["other data", "a name more", "a name less"])
+def test_an_index_and_a_single_file_that_differ(tmp_path: Path, tensors, assert_holds, fault, kind) -> None:
+    """transformers reads the single file, others the index: which one is meant is asked for."""
+    shard(tmp_path, tensors, kind=kind)
+    changed = {
+        "other data": tensors | {"w0": -tensors["w0"]},
+        "a name more": tensors | {"stray": torch.ones(1)},
+        "a name less": {key: value for key, value in tensors.items() if key != "w0"},
+    }[fault]
+    single = tmp_path / ("model.safetensors" if kind == "safetensors" else "pytorch_model.bin")
+    (safetensors.torch.save_file if kind == "safetensors" else torch.save)(changed, single)
+    with pytest.raises(Ambiguous, match=f"two checkpoints.*{'other data' if fault == 'other data' else 'same names'}"):
+        open_checkpoint(tmp_path)
+    with open_checkpoint(next(tmp_path.glob("*.index.json"))) as ckpt:
+        assert_holds(ckpt, tensors)
+    with open_checkpoint(single) as ckpt:
+        assert_holds(ckpt, changed)
+    with open_checkpoint(tmp_path, ignore_index=True) as ckpt:
+        assert_holds(ckpt, tensors)
+
+
+@pytest.mark.parametrize("stray", ["the same", "another part"])
+def test_a_stray_file_beside_shards_is_not_merged(tmp_path: Path, tensors, assert_holds, stray) -> None:
     shard(tmp_path, tensors)
-    safetensors.torch.save_file({"w0": torch.zeros(3, 4), "stray": torch.ones(1)}, tmp_path / "model.safetensors")
+    held = tensors if stray == "the same" else {"head": torch.ones(1)}
+    safetensors.torch.save_file(held, tmp_path / "model.safetensors")
     for ignore in (False, True):
         with open_checkpoint(tmp_path, ignore_index=ignore) as ckpt:
             assert_holds(ckpt, tensors)

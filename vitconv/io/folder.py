@@ -24,16 +24,22 @@ _BESIDE = {
     "scaler.pt",
     "rng_state.pth",
 }
+# What stands for the whole beside an index of that kind.
+_SINGLE = {True: "model.safetensors", False: "pytorch_model.bin"}
 _USUAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The files to read, in order; the index, tensor name to file name, when one counts; and remarks."""
+    """The files to read, in order; the index, tensor name to file name, when one counts; and remarks.
+
+    `rival` is a single file beside the index, which other readers may take instead.
+    """
 
     files: tuple[Path, ...]
     index: dict[str, str] | None = None
     notes: tuple[str, ...] = ()
+    rival: Path | None = None
 
 
 def find(path: Path, *, ignore_index: bool) -> Place:
@@ -69,7 +75,8 @@ def _in_folder(folder: Path, ignore_index: bool) -> Place:
         place = _by_index(folder / indexes[0])
         unused = [name for name in weights if folder / name not in place.files]
         notes = [f"not read, as the index {indexes[0]} does not name them: {some(unused)}"] if unused else []
-        return Place(place.files, place.index, tuple(notes))
+        single = _SINGLE[".safetensors" in indexes[0]]
+        return Place(place.files, place.index, tuple(notes), folder / single if single in unused else None)
     for name in _USUAL:
         if name in weights:
             unused = [other for other in weights if other != name]

@@ -196,12 +196,21 @@ def _join(path: Path, place: Place, files: list[File], parts: list[Contents]) ->
     if len(files) == 1 and place.index is None:
         return whole
     check_index(path, place, parts)
+    if place.rival is not None:
+        _check_rival(whole, place.rival)
     twins = find_twins(whole, place)
     if not twins:
         return whole
     notes.append(f"kept once, being the same in two files: {some('.'.join(stored.path) for stored in twins)}")
     left = [replace(part, tensors=[stored for stored in part.tensors if stored not in twins]) for part in parts]
     return Checkpoint(path, format_, files, left, notes)
+
+
+def _check_rival(whole: Checkpoint, rival: Path) -> None:
+    from vitconv.io.rival import check_rival
+
+    with open_checkpoint(rival) as other:
+        check_rival(whole, other)
 
 
 def _check_sizes(tensors: Iterable[Stored], size: int, where: str) -> None:
