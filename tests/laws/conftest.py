@@ -190,14 +190,26 @@ def _filled(
                 of = item.parts[0] if i is None else item.parts[0].replace("{i}", str(i))
                 file |= {key: file[of]} if of in file else {}
             elif isinstance(item.entry, Const) and (optional_consts or not item.entry.optional):
-                file[key] = const_of(item.entry, shape_of(item.entry.axes, env))
+                file[key] = const_of(item.entry, shape_of(item.entry.axes, {**env, "*": 3}), dtype)
                 consts |= {key} if item.entry.optional else set()
     implied = {k: v[0] if isinstance(v, tuple) else v for k, v in variant.implies.items()}
     return Case(variant, dtype, file, canonical, frozenset(consts), Semantics(**implied), env, depth)
 
 
-def const_of(const: Const, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a constant of a dialect."""
+def made_bits(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return made-up numbers as bits of a dtype: zeros and ones of any, others of those that numpy has."""
+    if set(values.ravel().tolist()) <= {0.0, 1.0}:
+        return (values.ravel() * ONE[dtype]).astype(f"u{WIDTHS[dtype]}")
+    from vitconv.layout.arith import from_float
+
+    return np.frombuffer(from_float(values, dtype), f"u{WIDTHS[dtype]}")
+
+
+def const_of(const: Const, shape: tuple[int, ...], dtype: str = "F32") -> np.ndarray:
+    """Return a constant of a dialect; `dtype` is that of the network, for constants that follow it."""
+    if const.dtype == "float":
+        ones = np.repeat([v == 1 for v in np.atleast_1d(const.value)], shape[0] // np.size(const.value))
+        return (np.broadcast_to(ones, shape).astype("u8") * np.uint64(ONE[dtype])).astype(f"u{WIDTHS[dtype]}")
     kind = {"I64": "i8", "F32": "f4", "BOOL": "?"}[const.dtype]
     if const.value == "arange":
         return np.broadcast_to(np.arange(shape[-1], dtype=kind), shape).copy()
@@ -209,7 +221,7 @@ def carry(p: Plan, tensors: Tensors) -> Tensors:
     out: Tensors = {}
     for t in p.targets:
         if t.const is not None:
-            out[t.key] = const_of(t.const, t.shape)
+            out[t.key] = const_of(t.const, t.shape, t.dtype)
             continue
         kind = np.dtype(f"u{WIDTHS[t.dtype]}")
         flat = np.full(math.prod(t.shape), np.iinfo(kind).max, kind)
@@ -218,8 +230,7 @@ def carry(p: Plan, tensors: Tensors) -> Tensors:
             for n, s, d in x.dims:
                 src, dst = np.add.outer(src, np.arange(n) * s), np.add.outer(dst, np.arange(n) * d)
             if x.source.startswith("="):
-                (value,) = set(p.network.made[x.source].compute([]).ravel().tolist())
-                flat[dst] = {0.0: 0, 1.0: ONE[t.dtype]}[value]
+                flat[dst] = made_bits(p.network.made[x.source].compute([]), t.dtype)[src]
             else:
                 flat[dst] = tensors[x.source].reshape(-1)[src]
         out[t.key] = flat.reshape(t.shape)

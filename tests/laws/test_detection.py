@@ -8,12 +8,25 @@ from types import SimpleNamespace
 import pytest
 
 from vitconv.errors import Ambiguous, VitconvError
+from vitconv.layout.anchor import anchors, forms
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Variant
+from vitconv.layout.match import Header, fitting
 from vitconv.registry import DIALECTS, load_all
 
 ALL = load_all(DIALECTS, plugins=False)
 VARIANTS = {"-".join([d.name, *v.names.values()]): v for d in ALL.values() for v in d.variants}
+
+
+ANCHORS = anchors(ALL.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_every_file_holds_an_anchor_of_its_dialect(forge: SimpleNamespace, variant: Variant) -> None:
+    assert variant.dialect.name in ANCHORS
+    for seed in range(3):
+        case = forge.networks(Random(seed), variant)
+        assert not forms(case.file).isdisjoint(ANCHORS[variant.dialect.name])
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
@@ -26,7 +39,9 @@ def test_the_keys_of_a_dialect_are_its_own(forge: SimpleNamespace, variant: Vari
     assert {a: n for a, n in told.sizes.items() if a != "i"}.items() <= case.axes.items()
     # Alone it is found too, or two readings of one dialect are shown, with the option for each choice in doubt.
     found = outcome(shapes, forge.heads(case))
-    if isinstance(found, str):
+    if variant.dialect.under and not is_own(shapes, variant.dialect, forge.heads(case)):
+        assert variant.dialect.under in (found if isinstance(found, str) else found.dialect.name)
+    elif isinstance(found, str):
         assert f"the tensors fit {variant.dialect.name} in more than one way" in found
         assert any(f"--set from.{c}=" in found and o in found for c, o in variant.names.items())
     else:
@@ -41,12 +56,18 @@ def outcome(shapes: dict[str, tuple[int, ...]], given: dict[str, int]) -> Varian
         return str(e)
 
 
+def is_own(shapes: dict[str, tuple[int, ...]], dialect: Dialect, given: dict[str, int]) -> bool:
+    """Return True when the more general dialect does not explain the tensors."""
+    return not fitting(ALL[dialect.under], Header(shapes), given=given)
+
+
 @pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
 def test_the_first_variant_needs_no_help(forge: SimpleNamespace, dialect: Dialect) -> None:
     for seed in range(5):
         case = forge.networks(Random(seed), dialect.variants[0])
         shapes = {k: v.shape for k, v in case.file.items()}
-        assert detect(shapes, ALL.values(), given=forge.heads(case)).variant is dialect.variants[0]
+        others = [d for d in ALL.values() if d.name != dialect.under]
+        assert detect(shapes, others, given=forge.heads(case)).variant is dialect.variants[0]
 
 
 @pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from vitconv.errors import LayoutError
-from vitconv.layout.canonical import SCHEMA, layer_of, role_of, slot, template_of
+from vitconv.layout.canonical import SCHEMA, STACKS, layer_of, role_of, slot, stack_of, template_of
 
 AXES = {"a", "c", "d", "d2", "e", "m", "n", "o", "p", "q", "r"}
+# l rows of a relative table, h heads, f rotary periods, s visual words, u and w the widths of a pooling head, y g x the
+# widths of a decoder, z what it predicts per patch.
+AXES |= {"f", "g", "h", "l", "s", "u", "w", "x", "y", "z", "3"}
 
 
 @pytest.mark.parametrize("template", SCHEMA)
@@ -41,6 +44,12 @@ def test_a_bias_has_the_axis_that_its_weight_puts_out(template: str) -> None:
 def test_templates(name: str, template: str, layer: int | None) -> None:
     assert template_of(name) == template
     assert layer_of(name) == layer
+
+
+def test_a_decoder_is_a_stack_of_its_own() -> None:
+    assert {stack_of(t) for t in SCHEMA} == set(STACKS)
+    assert stack_of("decoder.blocks.0.norm1.weight") == "decoder."
+    assert stack_of("decoder.embed.weight") == stack_of("blocks.1.ls1") == ""
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -110,5 +110,5 @@ def test_what_is_left_over_is_explained_once_per_reason() -> None:
     left = ("blocks.0.ls1", "blocks.0.ls2", "blocks.1.ls1", "blocks.1.ls2", "embed.cls")
     assert explain_residue(d, left) == [
         "blocks.{0..1}.ls1, blocks.{0..1}.ls2: trial has no place for LayerScale",
-        "embed.cls",
+        "embed.cls: trial has no place for class token",
     ]

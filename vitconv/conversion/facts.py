@@ -7,6 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitconv.errors import Refused
 from vitconv.io.source import Checkpoint
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics, semantics_from_json
@@ -104,6 +105,23 @@ def contradictions(told: Mapping[str, Any], sizes: Mapping[str, int]) -> list[st
 
 def _by(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
+
+
+def proven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
+    """Fill in what the tensors themselves prove, which is the head count where an axis holds it.
+
+    Raises:
+        Refused: another head count is known.
+    """
+    s = match.sizes
+    a = s.get("a", 0)
+    width = 4 * s["f"] if "f" in s else s.get("e", 0)
+    heads = s.get("h") or (a // width if width and a % width == 0 else None)
+    if heads is None:
+        return facts, []
+    if facts.heads not in (None, heads):
+        raise Refused(f"the tensors have {heads} heads (an axis holds them), but heads={facts.heads} was said")
+    return facts.filled({"heads": heads}), [] if facts.heads else [f"heads: {heads}, which the tensors hold"]
 
 
 def released(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:

@@ -35,9 +35,10 @@ def check_equal(p: Plan, sources: Sources) -> None:
     from vitconv.conversion.stream import cell_array, constant_bytes
 
     for key, const in p.source.consts.items():
-        shape = sources.where[key][1].shape
-        if bytes(sources.read(key)) != constant_bytes(const, shape):
+        stored = sources.where[key][1]
+        if bytes(sources.read(key)) != constant_bytes(const, stored.shape, stored.dtype):
             raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
+    _check_derived(p, sources)
     untied = []
     for name, of in p.equal:
         a, b = (cell_array(p, p.network.cells[n], sources) for n in (name, of))
@@ -48,6 +49,52 @@ def check_equal(p: Plan, sources: Sources) -> None:
             f"{p.target.variant.dialect.name} holds these only once, and here they differ from the one it would keep:"
             f" {', '.join(collapse(untied))}; choose another variant with --set"
         )
+
+
+def _check_derived(p: Plan, sources: Sources) -> None:
+    """Check that what the target's library makes up itself is what would be left out.
+
+    Raises:
+        Refused: it is not.
+    """
+    if not p.derived:
+        return
+    from vitconv.conversion.stream import cell_array
+    from vitconv.layout.arith import to_float
+    from vitconv.layout.derived import wrong
+
+    faults: dict[str, list[str]] = {}
+    for cell, how in p.derived:
+        values = to_float(cell_array(p, cell, sources), cell.dtype, cell.shape)
+        if text := wrong(how, values):
+            faults.setdefault(text, []).append(cell.name)
+    if faults:
+        lines = [f"{', '.join(collapse(names))}: {text}" for text, names in faults.items()]
+        why = ""
+        if any("attn.k.bias" in n for names in faults.values() for n in names):
+            why = "; softmax attention does not feel a key bias"
+        raise Refused(
+            f"{p.target.variant.dialect.name} does not store these and computes as if they had another value:\n  "
+            + "\n  ".join(lines)
+            + f"\nkeep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN{why}"
+        )
+
+
+def derived_lines(p: Plan, sources: Sources) -> list[str]:
+    """Return one line per kind of tensor that is left out because the target's library makes it up."""
+    from vitconv.conversion.stream import cell_array
+    from vitconv.layout.arith import to_float
+    from vitconv.layout.derived import WORDS, rounded
+
+    kinds: dict[str, list[str]] = {}
+    for cell, how in p.derived:
+        more = rounded(how, to_float(cell_array(p, cell, sources), cell.dtype, cell.shape))
+        text = WORDS[how.partition(":")[0]] + (f"; {more}" if more else "")
+        kinds.setdefault(text, []).append(cell.name)
+    return [
+        f"{', '.join(collapse(names))}: not stored by {p.target.variant.dialect.name}: {text}"
+        for text, names in kinds.items()
+    ]
 
 
 def _same_bytes(sources: Sources, a: str, b: str) -> bool:

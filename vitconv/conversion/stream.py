@@ -55,7 +55,7 @@ def outputs(plan: Plan, sources: Sources) -> list[Out]:
 def _chunks(plan: Plan, t: Target, sources: Sources) -> Callable[[], Iterator[Chunk]]:
     if t.const is not None:
         const = t.const
-        return lambda: iter([constant_bytes(const, t.shape)])
+        return lambda: iter([constant_bytes(const, t.shape, t.dtype)])
     if is_ranges(t, sources):
         return lambda: _ranges(t, sources)
     return lambda: iter([gathered(plan, t, sources)])
@@ -179,10 +179,16 @@ def _same(out: Any, source: Any, p: Piece) -> bool:
     return bool(np.array_equal(into, whence))
 
 
-def constant_bytes(const: Const, shape: tuple[int, ...]) -> bytes:
-    """Return the bytes of a constant tensor."""
+def constant_bytes(const: Const, shape: tuple[int, ...], dtype: str = "") -> bytes:
+    """Return the bytes of a constant tensor; `dtype` is that of the file where the constant leaves it open."""
     import numpy as np
 
+    if const.dtype == "float":
+        from vitconv.layout.arith import from_float
+
+        values = const.value if isinstance(const.value, tuple) else (const.value,)
+        rows = np.repeat(np.array(values, np.float64), shape[0] // len(values))
+        return bytes(from_float(np.broadcast_to(rows.reshape(-1, *[1] * (len(shape) - 1)), shape), dtype))
     kinds = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "F64": "<f8", "F16": "<f2", "BOOL": "?", "U8": "u1"}
     kind = np.dtype(kinds[const.dtype])
     if const.value == "arange":

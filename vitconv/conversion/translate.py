@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from vitconv.conversion.recognise import candidates
+from vitconv.conversion.candidates import Candidates
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
@@ -60,7 +60,7 @@ def translate(
     tensors = dict(tensors)
     shapes = {k: tuple(int(n) for n in v.shape) for k, v in tensors.items()}  # type: ignore[attr-defined]
     known = Semantics(**{name: fact_value(name, value) for name, value in (facts or {}).items()})
-    match = detect(shapes, candidates(from_), given=axes, facts=known.known())
+    match = detect(shapes, Candidates(from_).every(), given=axes, facts=known.known())
     for key, of in match.copies.items():
         if kind == "gradients":
             if not _same_memory(tensors[key], tensors[of]):
@@ -72,12 +72,19 @@ def translate(
     elif match.variant.ties:
         raise Refused(f"{match.dialect.name} holds several tensors as one; its {kind} do not say what each of them has")
     network = decode(match, {k: str(getattr(v, "dtype", "")) for k, v in tensors.items()}, known)
-    p = plan(match, network, load(DIALECTS, to), wanted=choices, given=axes, order=list(tensors))
-    lost = [
-        c.name
-        for c in p.residue
-        if not any(fnmatch.fnmatchcase(n, x) for x in drop for n in (c.name, template_of(c.name)))
-    ]
+    target = load(DIALECTS, to)
+    p = plan(
+        match,
+        network,
+        target,
+        wanted=choices,
+        given=axes,
+        order=list(tensors),
+        spare=lambda c: not _among(c.name, drop),
+    )
+    if kind == "weights":
+        _check_derived(p, tensors)
+    lost = [c.name for c in p.residue if not _among(c.name, drop)]
     if lost:
         raise Refused(f"{to} has no place for {', '.join(collapse(lost))}; leave them out with drop=[...]")
     prove(p)
@@ -89,6 +96,24 @@ def translate(
     like = next(iter(tensors.values()))
     consts = {t.key: _constant(like, t.const, t.shape) for t in p.targets if t.const and kind == "weights"}
     return {t.key: {**made, **consts}[t.key] for t in p.targets if t.key in made or t.key in consts}
+
+
+def _among(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(n, x) for x in patterns for n in (name, template_of(name)))
+
+
+def _check_derived(p: Plan, tensors: Mapping[str, Any]) -> None:
+    """Refuse to leave out what the target's library makes up with other values."""
+    from vitconv.layout.derived import wrong
+
+    for cell, how in p.derived:
+        dims = [f for axis in cell.view.dims for f in axis]
+        values = _strided(_dense(tensors[cell.view.tensor]), cell.view.offset, dims)
+        if text := wrong(how, values.detach().double().numpy() if hasattr(values, "detach") else values):
+            raise Refused(
+                f"{p.target.variant.dialect.name} does not store {cell.name}, which is {text}; leave it out with"
+                " drop=[...]"
+            )
 
 
 def _join_ties(p: Plan, tensors: Mapping[str, Any], made: dict[str, Any], kind: str) -> None:
@@ -116,11 +141,20 @@ def _build(p: Plan, pieces: Sequence[Piece], shape: tuple[int, ...], tensors: Ma
     flat = out.reshape(-1)
     for x in pieces:
         if x.source.startswith("="):
-            value = p.network.made[x.source].compute([]) if kind == "weights" else 0.0
-            _strided(flat, x.dst, [(n, d) for n, _, d in x.dims])[...] = float(getattr(value, "flat", [value])[0])
+            _fill(flat, x, p.network.made[x.source].compute([]) if kind == "weights" else None)
         else:
             _copy(flat, tensors[x.source], x)
     return out
+
+
+def _fill(flat: Any, x: Piece, made: Any) -> None:
+    into = _strided(flat, x.dst, [(n, d) for n, _, d in x.dims])
+    values = [0.0] if made is None else made.ravel().tolist()
+    if len(set(values)) == 1:
+        into[...] = values[0]
+    else:
+        for j, value in enumerate(values):
+            flat[x.dst + j] = value
 
 
 def _copy(flat: Any, source: Any, x: Piece) -> None:
@@ -154,6 +188,12 @@ def _empty(like: Any, shape: tuple[int, ...]) -> Any:
 
 def _constant(like: Any, const: Const, shape: tuple[int, ...]) -> Any:
     """Return a constant of a dialect as an array of the kind of `like`, of the constant's own dtype."""
+    if isinstance(const.value, tuple):
+        out = like.new_empty(shape) if hasattr(like, "new_empty") else _empty(like, shape)
+        for j, value in enumerate(const.value):
+            rows = shape[0] // len(const.value)
+            out[j * rows : (j + 1) * rows] = value
+        return out
     import numpy as np
 
     from vitconv.conversion.stream import constant_bytes

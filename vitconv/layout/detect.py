@@ -44,6 +44,9 @@ def detect(
         wanted = {k: v for k, v in (choices or {}).items() if v in known.get(k, ())}
         asked.append((dialect, wanted))
         fits += fitting(dialect, header, wanted, given, facts)
+    # What a more general dialect explains as well is called by its name.
+    broad = {m.dialect.name for m in fits}
+    fits = [m for m in fits if m.dialect.under not in broad]
     if len(fits) == 1:
         return fits[0]
     if fits:

@@ -31,7 +31,7 @@ class Encoding:
 
     variant: Variant
     bound: tuple[Bound, ...]
-    fills: Mapping[str, float] = field(default_factory=dict)
+    fills: Mapping[str, float | str] = field(default_factory=dict)
     residue: tuple[str, ...] = ()
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
@@ -58,16 +58,25 @@ def encode(
         dialect = unrolled_for_network(dialect, names, facts)
     dialect.check_choices(wanted or {})
     candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
-    allowed = [v for v in candidates if not contradictions(v, facts)]
-    if not allowed:
+    best = _cheapest((v for v in candidates if not contradictions(v, facts)), _Have(names, depth))
+    if best is None:
         raise Refused(_contradicted(dialect, candidates, facts))
-    have = _Have(names, depth)
-    costs = {j: have.cost(v) for j, v in enumerate(allowed)}
-    best = allowed[min(costs, key=lambda j: (costs[j], j))]
     said = _say(best, names, depth)
     if unmet_by(best, {template_of(n) for b in said.bound for n in b.parts}) and not said.missing:
         raise Refused(_unmet(best, said))
     return said
+
+
+def _cheapest(allowed: Iterable[Variant], have: _Have) -> Variant | None:
+    best, least = None, None
+    for v in allowed:
+        cost = have.cost(v)
+        if least is None or cost < least:
+            best, least = v, cost
+        # Nothing costs less, and among equals the first wins: most conversions end at the first variant.
+        if not any(least):
+            break
+    return best
 
 
 def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -173,7 +182,7 @@ class _Have:
 
 def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encoding:
     bound: list[Bound] = []
-    fills: dict[str, float] = {}
+    fills: dict[str, float | str] = {}
     missing: dict[str, tuple[str, ...]] = {}
     copies: dict[str, str] = {}
     said: set[str] = set()

@@ -12,14 +12,14 @@ from typing import Any
 
 from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical import template_of
-from vitconv.layout.derived import derived_as
+from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
 from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
 from vitconv.layout.recipe import Piece, View, Views, compose, tiles
 from vitconv.layout.rule import Const
-from vitconv.layout.shape import shape_of
+from vitconv.layout.shape import Axes, atoms, shape_of
 from vitconv.layout.unify import Bound, unify_parts
 from vitconv.record import dataclass
 
@@ -104,7 +104,10 @@ def plan(
     targets = [_target(b, filled, sizes, views) for b in said.bound]
     by_key = {t.key: t for t in targets}
     targets += [Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()]
-    targets += [Target(k, c.dtype, shape_of(c.axes, sizes), (), (), c) for k, c in said.consts.items()]
+    usual = _usual_dtype(filled)
+    for k, c in said.consts.items():
+        dtype = usual if c.dtype == "float" else c.dtype
+        targets.append(Target(k, dtype, shape_of(c.axes, {**sizes, "*": 3}), (), (), c))
     rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
     targets.sort(key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0)))
     over = tuple(filled.cells[n] for n in said.residue)
@@ -122,12 +125,18 @@ def plan(
 
 
 def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str, int] | None) -> dict[str, int]:
+    facts = network.facts
+    told = {"h": facts.heads, **(given or {})} if facts.heads and _has(said, "h") else dict(given or {})
     try:
-        sizes = unify_parts(said.bound, network.shapes, given)
+        sizes = unify_parts(said.bound, network.shapes, told)
         check_equal(target, sizes)
     except LayoutError as e:
         raise Refused(f"{target.name} cannot be written: {e}") from None
     return sizes
+
+
+def _has(said: Encoding, axis: str) -> bool:
+    return any(axis in a.atoms for b in said.bound for a in b.rule.axes)
 
 
 _REMEDIES = {
@@ -173,10 +182,22 @@ def _filled(network: Network, said: Encoding, sizes: Mapping[str, int]) -> Netwo
         present = [network.cells[n] for n in (*b.parts, *siblings) if n in network.cells]
         for j, name in enumerate(b.parts):
             if name in said.fills and name not in network.cells:
-                shape = shape_of(b.rule.parts[0 if b.rule.scanned else j].axes, sizes)
+                shape = _shape(said, b.rule.parts[0 if b.rule.scanned else j].axes, sizes, network)
                 dtype = present[0].dtype if present else _usual_dtype(network)
                 network = network.with_made(name, _constant(said.fills[name], shape, dtype))
     return network
+
+
+def _shape(said: Encoding, axes: Axes, sizes: Mapping[str, int], network: Network) -> tuple[int, ...]:
+    """Return the shape of a tensor to be made up; the number of rotary periods is a quarter of the head width."""
+    heads = network.facts.heads
+    known = {**sizes, **({"f": sizes["a"] // (4 * heads)} if heads and "f" not in sizes else {})}
+    if "f" in atoms(axes) and "f" not in known:
+        raise Refused(
+            f"{said.variant.dialect.name} stores the periods of its rotary positions, and they depend on the"
+            " head width; say --set heads=N"
+        )
+    return shape_of(axes, known)
 
 
 def _usual_dtype(network: Network) -> str:
@@ -184,13 +205,14 @@ def _usual_dtype(network: Network) -> str:
     return max(dict.fromkeys(dtypes), key=dtypes.count)
 
 
-def _constant(value: float, shape: tuple[int, ...], dtype: str) -> Made:
+def _constant(value: float | str, shape: tuple[int, ...], dtype: str) -> Made:
     def compute(_: Any) -> Any:
         import numpy as np
 
-        return np.full(shape, value, np.float64 if dtype == "F64" else np.float32)
+        return made_up(value, shape).astype(np.float64 if dtype == "F64" else np.float32)
 
-    return Made(f"filled with {value:g}", (), shape, dtype, compute)
+    label = f"filled with {value}" if isinstance(value, str) else f"filled with {value:g}"
+    return Made(label, (), shape, dtype, compute)
 
 
 def _target(b: Bound, network: Network, sizes: Mapping[str, int], views: Views) -> Target:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import cache
 from typing import Any
 
 from vitconv.errors import LayoutError
@@ -20,7 +21,7 @@ from vitconv.layout.shape import Axes, atoms, caret, parse_axes, show_axes
 from vitconv.record import dataclass
 
 _LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
-_FIELD = re.compile(r"\{(\w+)\}")
+_BRACES = re.compile(r"[^{}]*(?:\{[^{}]*\}[^{}]*)*")
 LAYERS = ("all", "body", "last", "first")
 
 
@@ -42,7 +43,8 @@ class Rule:
         optional: the whole may be absent: in every layer or in none.
         group: optional rules of one group are all there, or none of them is.
         layers: which layers it speaks of: all, body (all but the last), last, first.
-        fill: canonical tensors that may be absent on encode and are then written as this number, said aloud.
+        fill: canonical tensors that may be absent on encode and are then written as this number, or as
+            `vitconv.layout.derived` makes them up by this word; said aloud.
     """
 
     key: str
@@ -50,7 +52,7 @@ class Rule:
     parts: tuple[Part, ...]
     optional: bool = False
     layers: str = "all"
-    fill: tuple[tuple[str, float], ...] = ()
+    fill: tuple[tuple[str, float | str], ...] = ()
     group: str = ""
 
     @property
@@ -77,12 +79,13 @@ class Rule:
 class Const:
     """A tensor of the dialect with a fixed value: written on encode, compared bitwise on decode.
 
-    `value` is a number, or "arange" (0, 1, 2, ... along the last axis).
+    `value` is a number, "arange" (0, 1, 2, ... along the last axis), or numbers, one for each of as many equal parts of
+    the first axis. The dtype "float" is that of the network.
     """
 
     key: str
     axes: Axes
-    value: float | str
+    value: float | str | tuple[float, ...]
     dtype: str = "I64"
     optional: bool = True
 
@@ -162,7 +165,7 @@ def rule(
     *parts: str,
     optional: bool = False,
     layers: str = "all",
-    fill: Mapping[str, float] | None = None,
+    fill: Mapping[str, float | str] | None = None,
     group: str = "",
 ) -> tuple[Rule, ...]:
     """Build the rules of one line of the notation, more than one when both sides hold lists of equal length.
@@ -225,7 +228,9 @@ def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, laye
     )
 
 
-def const(whole: str, value: float | str, *, dtype: str = "I64", optional: bool = True) -> tuple[Const, ...]:
+def const(
+    whole: str, value: float | str | tuple[float, ...], *, dtype: str = "I64", optional: bool = True
+) -> tuple[Const, ...]:
     """Build a constant of the dialect, such as position ids."""
     key, axes = _side(whole)
     return (Const(key, axes, value, dtype, optional),)
@@ -260,14 +265,27 @@ def _side(text: str) -> tuple[str, Axes]:
         raise caret(text, len(text), "a side is 'key: axes'; the ':' is missing")
     if not key.strip():
         raise caret(text, 0, "the key is missing")
+    if not _BRACES.fullmatch(key):
+        raise _unbalanced(text, key)
+    try:
+        return key.strip(), _axes(text[len(key) + 1 :])
+    except LayoutError:
+        # Once more with the key before it, so that the caret stands under the fault.
+        return key.strip(), parse_axes(text, len(key) + 1)
+
+
+@cache
+def _axes(text: str) -> Axes:
+    return parse_axes(text)
+
+
+def _unbalanced(text: str, key: str) -> LayoutError:
     depth = 0
     for at, ch in enumerate(key):
         depth += (ch == "{") - (ch == "}")
         if depth not in (0, 1):
-            raise caret(text, at, "braces do not match")
-    if depth:
-        raise caret(text, key.rindex("{"), "this brace is not closed")
-    return key.strip(), parse_axes(text, len(key) + 1)
+            return caret(text, at, "braces do not match")
+    return caret(text, key.rindex("{"), "this brace is not closed")
 
 
 def _check(r: Rule) -> None:

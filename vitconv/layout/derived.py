@@ -1,0 +1,85 @@
+"""Canonical tensors that a dialect does not store because its library makes them up: no loss if they are equal.
+
+A dialect says so by template: `{"blocks.{i}.attn.k.bias": "zero"}`. The values are compared when they are read, so a
+tensor that is not what the library would make up is refused and never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vitconv.layout.canonical import SCHEMA, template_of
+
+if TYPE_CHECKING:
+    from vitconv.layout.dialect import Dialect
+
+WORDS = {
+    "zero": "zeros, which is what is computed without it",
+    "dead": "multiplied by zero in the source, so no part of the function",
+    "rope-periods": "the periods that follow from the head width and the base of the rotary positions",
+}
+
+
+def derived_as(dialect: Dialect, name: str) -> str:
+    """Return how the dialect's library makes up a canonical tensor, or "" when it does not."""
+    template = template_of(name)
+    if template in SCHEMA and SCHEMA[template].role == "dead":
+        return "dead"
+    return dialect.derived.get(template, "").partition(":")[0] and dialect.derived[template]
+
+
+def wrong(how: str, values: Any) -> str:
+    """Return in words how values differ from what the library makes up, or "" when they are equal.
+
+    Periods that were rounded to bfloat16, as training keeps them, count as equal; see `rounded`.
+
+    Args:
+        how: `zero`, `dead`, or `rope-periods:BASE` for BASE^(k / size), k = 0, 1, ...
+        values: the tensor as a float array.
+    """
+    import numpy as np
+
+    kind, _, base = how.partition(":")
+    if kind == "dead" or not values.size:
+        return ""
+    if kind == "zero":
+        largest = float(np.abs(values).max()) if not np.isnan(values).any() else float("nan")
+        return "" if largest == 0.0 else f"not zero (up to {largest:.3g})"
+    error = _off(values, float(base))
+    return "" if error <= 2.0**-6 else f"not the periods of base {base} (off by {error:.2g})"
+
+
+def rounded(how: str, values: Any) -> str:
+    """Return a remark on values that pass as equal and were rounded, or ""."""
+    kind, _, base = how.partition(":")
+    if kind != "rope-periods":
+        return ""
+    error = _off(values, float(base))
+    if error <= 1e-6:
+        return ""
+    return f"rounded in the source (off by {error:.2g}, as bfloat16 is); the target computes them in float32"
+
+
+def _off(values: Any, base: float) -> float:
+    import numpy as np
+
+    return float(np.max(np.abs(values / rope_periods(values.size, base) - 1)))
+
+
+def made_up(value: float | str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor that is made up when a dialect is written: a number everywhere, or as `wrong` has it."""
+    import numpy as np
+
+    if isinstance(value, str):
+        return rope_periods(shape[0], float(value.partition(":")[2]))
+    return np.full(shape, value)
+
+
+def rope_periods(size: int, base: float) -> Any:
+    """Return the periods of rotary positions: base^(k / size), float64 [size].
+
+    Source: facebookresearch/dinov3, dinov3/layers/rope_position_encoding.py, `periods` for `base`.
+    """
+    import numpy as np
+
+    return base ** (np.arange(size, dtype=np.float64) / size)
