@@ -7,6 +7,14 @@ expected, where, and what to do.
 from __future__ import annotations
 
 
+def shown(name: str) -> str:
+    """Return a name as it may stand in a message: line breaks and control characters written out.
+
+    Names come out of files that strangers made; one with a line break could forge a line of a message.
+    """
+    return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
 class VitconvError(Exception):
     """Root of every error that vitconv raises on purpose."""
 

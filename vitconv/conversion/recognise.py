@@ -11,7 +11,7 @@ from typing import Any
 
 from vitconv.conversion.asides import without_dropped, without_training_heads
 from vitconv.conversion.facts import Known, Wishes, contradictions, gather, released
-from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
+from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
@@ -170,7 +170,7 @@ def _chosen(found: list[Branch], name: str | None) -> Branch:
         return found[0]
     hits = [b for b in found if b.name == name] or [b for b in found if name in b.name.split(".")]
     if len(hits) != 1:
-        raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(b.name for b in found)}")
+        raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(shown(b.name) for b in found)}")
     return hits[0]
 
 
@@ -193,7 +193,7 @@ def _read(
             return reading, match
         fitting.append((reading, match))
     if len({tuple(b.tensors) for b, _ in fitting}) > 1:
-        names = ", ".join(b.name for b, _ in fitting)
+        names = ", ".join(shown(b.name) for b, _ in fitting)
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
     if fitting:
         return fitting[0]

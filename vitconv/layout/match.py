@@ -10,7 +10,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from vitconv.errors import LayoutError
+from vitconv.errors import LayoutError, shown
 from vitconv.layout.canonical import STACKS
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
@@ -348,9 +348,9 @@ def _noted(m: Match, note: str) -> Match:
 
 
 def collapse(keys: Iterable[str]) -> list[str]:
-    """Return keys with runs over layers joined: `blocks.{0..11}.x`."""
+    """Return keys with runs over layers joined: `blocks.{0..11}.x`; control characters are written out."""
     groups: dict[str, list[int]] = {}
-    for key in keys:
+    for key in map(shown, keys):
         m = _CELL.search(key)
         if m:
             groups.setdefault(f"{key[: m.start()]}\0{key[m.end() :]}", []).append(int(m[0]))
