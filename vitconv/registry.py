@@ -9,7 +9,7 @@ is not in the folder, or all are listed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,11 @@ def folder_names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(_modules(kind.package)))
 
 
+def file_beside(kind: Kind, name: str) -> Path:
+    """Return the path of a data file in the kind's own folder."""
+    return next(iter(_modules(kind.package).values())).with_name(name)
+
+
 def names(kind: Kind) -> tuple[str, ...]:
     """List all names of a kind, those of other packages included, sorted, importing none of them."""
     return tuple(sorted({*folder_names(kind), *(point.name for point in _points(kind))}))
@@ -109,15 +114,18 @@ def load(kind: Kind, name: str) -> Any:
     raise unknown(kind.singular, name, sorted({*own, *(point.name for point in points)}))
 
 
-def load_all(kind: Kind, *, plugins: bool = True, warn: Warn = warn_on_stderr) -> dict[str, Any]:
+def load_all(
+    kind: Kind, *, plugins: bool = True, only: Container[str] | None = None, warn: Warn = warn_on_stderr
+) -> dict[str, Any]:
     """Return all entries of a kind by name; a plug-in that cannot be had is reported and skipped.
 
-    Set `plugins` to False to leave other packages alone, which spares a look at every installed package.
+    Set `plugins` to False to leave other packages alone, which spares a look at every installed package. `only` names
+    those of the folder to load, when not all; other packages' are loaded in any case.
     """
     own = _modules(kind.package)
-    found = {name: _from_folder(kind, name, path) for name, path in own.items()}
+    found = {name: _from_folder(kind, name, path) for name, path in own.items() if only is None or name in only}
     for point in _points(kind) if plugins else ():
-        if point.name in found:
+        if point.name in own or point.name in found:
             warn(f"{kind.singular} {point.name!r} of {_origin(point)} is skipped: the name is taken")
             continue
         try:

@@ -1,4 +1,4 @@
-"""Write what is made from the program itself: the help page `docs/cli.md` and the table of layouts in README.md."""
+"""Write what is made from the program itself: the help page `docs/cli.md`, tables, and the anchors of the dialects."""
 
 from __future__ import annotations
 
@@ -67,6 +67,16 @@ def edit_table() -> str:
     return "\n".join(lines)
 
 
+def anchor_table() -> str:
+    """Return the keys by which the dialects of the folder are told apart before any of them is read, as JSON."""
+    import json
+
+    from vitconv.layout.anchor import anchors
+    from vitconv.registry import DIALECTS, load_all
+
+    return json.dumps(anchors(load_all(DIALECTS, plugins=False).values()), indent=1, sort_keys=True) + "\n"
+
+
 def remade(text: str, start: str, table: str) -> str:
     """Return a page with the table between its marks made anew.
 
@@ -85,6 +95,7 @@ def pages(root: Path) -> dict[Path, str]:
     readme, convert = root / "README.md", root / "docs" / "convert.md"
     return {
         root / "docs" / "cli.md": page(),
+        root / "vitconv" / "dialects" / "anchors.json": anchor_table(),
         readme: remade(readme.read_text(encoding="utf-8"), DIALECT_TABLE, dialect_table()),
         convert: remade(convert.read_text(encoding="utf-8"), EDIT_TABLE, edit_table()),
     }

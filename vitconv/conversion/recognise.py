@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.conversion.asides import without_dropped, without_training_heads
-from vitconv.conversion.facts import Known, Wishes, contradictions, gather, released
+from vitconv.conversion.candidates import Candidates
+from vitconv.conversion.facts import Known, Wishes, contradictions, gather, proven, released
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -20,7 +21,6 @@ from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics
 from vitconv.record import dataclass
-from vitconv.registry import DIALECTS, load, load_all
 
 DIALECT, VARIANT = "vitconv.dialect", "vitconv.variant"
 
@@ -82,13 +82,15 @@ def recognise(path: str | Path, wishes: Wishes | None = None) -> Recognised:
 def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     """Recognise an open checkpoint; see `recognise`. It stays open."""
     wishes = _heads_as_fact(wishes)
-    dialects = candidates(wishes.from_)
+    dialects = Candidates(wishes.from_)
+    if dialects.name:
+        dialects.every()  # An unknown name is told before anything else.
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
     chosen = _chosen(found, wishes.branch)
     if wishes.choices:
-        _check_choices(wishes.choices, dialects)
+        _check_choices(wishes.choices, dialects.every())
     choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
     known = gather(checkpoint, wishes)
     branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
@@ -102,7 +104,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     _check_told(wishes, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
-    notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *_tied(branch, match)]
+    facts, held = proven(match, facts)
+    sources = {**dict.fromkeys(facts.known(), "tensors"), **sources}
+    notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *held, *_tied(branch, match)]
     notes += [branch.note] if branch.note else []
     others = tuple(b.name for b in found if b.name != chosen.name)
     beside = known.beside
@@ -120,10 +124,11 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
 
 
 def _heads_as_fact(wishes: Wishes) -> Wishes:
-    """Take `--axis h=12` for what it says: no axis of a plain ViT's tensors holds the head count."""
+    """Take `--axis h=12` for what it says, the head count, and a head count that was told for that axis."""
     h = wishes.axes.get("h")
     if h is None:
-        return wishes
+        heads = wishes.facts.get("heads")
+        return dataclasses.replace(wishes, axes={**wishes.axes, "h": heads}) if heads else wishes
     heads = wishes.facts.get("heads", h)
     if heads != h:
         raise UsageError(f"--axis h={h} and --set heads={heads} contradict each other")
@@ -144,7 +149,7 @@ def _check_told(wishes: Wishes, match: Match) -> None:
 def _settled(
     checkpoint: Checkpoint,
     branch: Branch,
-    dialects: list[Dialect],
+    dialects: Candidates,
     choices: Mapping[str, str],
     wishes: Wishes,
     known: Known,
@@ -153,15 +158,10 @@ def _settled(
         return _read(branch, dialects, choices, wishes, known.facts)
     except Ambiguous:
         # What the writer recorded may decide between dialects that fit alike, never against the tensors.
-        said = [d for d in dialects if d.name == checkpoint.metadata.get(DIALECT)]
-        if not said or len(dialects) == 1:
+        said = dialects.named(checkpoint.metadata.get(DIALECT))
+        if said is None or dialects.name:
             raise
-        return _read(branch, said, choices, wishes, known.facts)
-
-
-def candidates(name: str | None) -> list[Dialect]:
-    """Return the dialects to try: the named one, or all."""
-    return [load(DIALECTS, name)] if name else list(load_all(DIALECTS).values())
+        return _read(branch, Candidates(said.name), choices, wishes, known.facts)
 
 
 def _chosen(found: list[Branch], name: str | None) -> Branch:
@@ -175,19 +175,17 @@ def _chosen(found: list[Branch], name: str | None) -> Branch:
 
 
 def _read(
-    branch: Branch, dialects: list[Dialect], choices: Mapping[str, str], wishes: Wishes, facts: Semantics
+    branch: Branch, dialects: Candidates, choices: Mapping[str, str], wishes: Wishes, facts: Semantics
 ) -> tuple[Branch, Match]:
     """Detect the branch as it is, or else one reading of it: a prefix off, a training head aside, keys dropped."""
-    first: NotRecognised | Refused | None = None
     fitting: list[tuple[Branch, Match]] = []
     for reading in _readings(branch, wishes.drop):
-        shapes = {k: t.shape for k, t in reading.tensors.items()}
+        likely = dialects.likely(reading.tensors)
         try:
-            match = detect(shapes, dialects, choices=choices, given=wishes.axes, facts=facts.known())
+            match = _detect(reading, likely, choices, wishes, facts)
         except (NotRecognised, Refused) as e:
             if isinstance(e, Ambiguous):
                 raise
-            first = first or e
             continue
         if reading is branch:
             return reading, match
@@ -197,8 +195,15 @@ def _read(
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
     if fitting:
         return fitting[0]
-    assert first is not None
-    raise first
+    # Nothing fits. Which is the closest, or why it is refused, is told by all dialects.
+    return branch, _detect(branch, dialects.every(), choices, wishes, facts)
+
+
+def _detect(
+    reading: Branch, dialects: Iterable[Dialect], choices: Mapping[str, str], wishes: Wishes, facts: Semantics
+) -> Match:
+    shapes = {k: t.shape for k, t in reading.tensors.items()}
+    return detect(shapes, dialects, choices=choices, given=wishes.axes, facts=facts.known())
 
 
 def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
@@ -214,9 +219,9 @@ def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
             yield fewer
 
 
-def _recorded(metadata: Mapping[str, str], dialects: Iterable[Dialect]) -> dict[str, str]:
+def _recorded(metadata: Mapping[str, str], dialects: Candidates) -> dict[str, str]:
     """Return the options that the writer of the file recorded, where they still exist."""
-    dialect = next((d for d in dialects if d.name == metadata.get(DIALECT)), None)
+    dialect = dialects.named(metadata.get(DIALECT))
     if dialect is None or VARIANT not in metadata:
         return {}
     try:

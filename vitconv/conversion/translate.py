@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from vitconv.conversion.candidates import Candidates
 from vitconv.errors import Refused, UsageError
+from vitconv.layout.buffers import CLOSE, agrees, buffer, is_buffer
 from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
 from vitconv.layout.match import Match, collapse
@@ -131,8 +132,25 @@ def _join_ties(p: Plan, tensors: Mapping[str, Any], made: dict[str, Any], kind: 
 def _check_consts(match: Match, tensors: Mapping[str, Any]) -> None:
     for key, const in match.consts.items():
         shape = tuple(int(n) for n in tensors[key].shape)
-        if not _same_bits(tensors[key], _constant(tensors[key], const, shape)):
+        if is_buffer(const.value):
+            held = agrees(str(const.value), _as_array(tensors[key]), _slack(tensors[key]))
+        else:
+            held = _same_bits(tensors[key], _constant(tensors[key], const, shape))
+        if not held:
             raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
+
+
+def _as_array(tensor: Any) -> Any:
+    if not hasattr(tensor, "new_tensor"):
+        return tensor
+    import torch
+
+    return (tensor.detach().cpu().to(torch.float64) if tensor.is_floating_point() else tensor.cpu()).numpy()
+
+
+def _slack(tensor: Any) -> float:
+    width = tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize
+    return CLOSE if width > 2 else 1e-2
 
 
 def _build(p: Plan, pieces: Sequence[Piece], shape: tuple[int, ...], tensors: Mapping[str, Any], kind: str) -> Any:
@@ -198,6 +216,13 @@ def _constant(like: Any, const: Const, shape: tuple[int, ...]) -> Any:
 
     from vitconv.conversion.stream import constant_bytes
 
+    if is_buffer(const.value):
+        made = buffer(str(const.value), shape)
+        if not hasattr(like, "new_tensor"):
+            return made.astype(like.dtype) if const.dtype == "float" else made
+        import torch
+
+        return torch.from_numpy(made).to(like.device, like.dtype if const.dtype == "float" else torch.int64)
     kinds = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "F64": "<f8", "F16": "<f2", "BOOL": "?", "U8": "u1"}
     array = np.frombuffer(constant_bytes(const, shape), kinds[const.dtype]).reshape(shape).copy()
     if not hasattr(like, "new_tensor"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitconv.conversion.recognise import candidates
+from vitconv.conversion.candidates import Candidates
 from vitconv.errors import NotRecognised, Refused
 from vitconv.layout.detect import detect
 from vitconv.layout.match import Match, collapse
@@ -140,7 +140,7 @@ def bridge_of(
         Refused: a tensor is only partly explained, or is not contiguous.
     """
     known = facts or Semantics()
-    named = [load(DIALECTS, d) for d in dialects] or candidates(None)
+    named = [load(DIALECTS, d) for d in dialects] or Candidates().every()
     prefix = ""
     while True:
         inside = {k.removeprefix(prefix): t for k, t in tensors.items()}

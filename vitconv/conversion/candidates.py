@@ -1,0 +1,53 @@
+"""The dialects that a file may be written in: all of them, or those whose anchors are among its keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import field
+from functools import cache
+
+from vitconv.layout.anchor import forms
+from vitconv.layout.dialect import Dialect
+from vitconv.record import dataclass
+from vitconv.registry import DIALECTS, file_beside, folder_names, load, load_all
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The dialects to try; a dialect is loaded when it is asked for.
+
+    `name` is the one that was told, or None.
+    """
+
+    name: str | None = None
+    _all: list[list[Dialect]] = field(default_factory=list, repr=False)
+
+    def every(self) -> list[Dialect]:
+        """Return all of them."""
+        if not self._all:
+            self._all.append([load(DIALECTS, self.name)] if self.name else list(load_all(DIALECTS).values()))
+        return self._all[0]
+
+    def likely(self, keys: Iterable[str]) -> list[Dialect]:
+        """Return those that may fit a file with these keys: no other one does."""
+        if self.name or self._all:
+            return self.every()
+        have, known = forms(keys), _anchors()
+        names = [n for n in folder_names(DIALECTS) if n not in known or not have.isdisjoint(known[n])]
+        return list(load_all(DIALECTS, only=names).values())
+
+    def named(self, name: str | None) -> Dialect | None:
+        """Return the candidate of this name, or None."""
+        if name is None or (self.name and name != self.name):
+            return None
+        if name in folder_names(DIALECTS):
+            found: Dialect = load(DIALECTS, name)
+            return found
+        return next((d for d in self.every() if d.name == name), None)
+
+
+@cache
+def _anchors() -> dict[str, list[str]]:
+    loaded: dict[str, list[str]] = json.loads(file_beside(DIALECTS, "anchors.json").read_text(encoding="utf-8"))
+    return loaded
