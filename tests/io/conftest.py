@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from vitconv.errors import VitconvError
 from vitconv.io.sink import Chunk, Out
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 NAMES = {
     "float64": "F64",

@@ -204,7 +204,7 @@ def test_folders_that_hold_no_checkpoint_or_several(tmp_path: Path, tensors) -> 
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["__0_0.distcp", ".metadata"], "dcp_to_torch"),
+        (["__0_0.distcp", ".metadata"], "the save did not finish"),
         (["zero_to_fp32.py", "latest"], "zero_to_fp32.py"),
         (["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "zero_to_fp32.py"),
         (["checkpoint", "model.ckpt.index", "model.ckpt.data-00000-of-00001"], "TensorFlow"),

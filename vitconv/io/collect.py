@@ -88,8 +88,10 @@ class _Walk:
 
     def sequence(self, values: list[object] | tuple[object, ...], path: Path, depth: int) -> None:
         self.spend(len(values) // 16, depth)
-        # A long list of numbers is a log, not a setting.
+        # A long list of numbers is a log, not a setting; but an optimizer's says which parameters are in a group.
         numbers = all(isinstance(value, int | float | str | None) for value in values)
+        if numbers and path and path[-1] in ("params", "param_names"):
+            self.found.scalars[path] = list(values)
         if not numbers:
             for index, value in enumerate(values):
                 self.visit(value, (*path, str(index)), depth + 1)
@@ -201,6 +203,14 @@ def plain(value: object) -> object:
     if isinstance(value, Record):
         return _plain_record(value)
     return _NOT_PLAIN
+
+
+def plain_or_none(value: object) -> tuple[bool, object]:
+    """Return (True, value) for a number, a text, None, or a list of them of any length, else (False, None)."""
+    if isinstance(value, list | tuple) and all(isinstance(part, bool | int | float | str | None) for part in value):
+        return True, list(value)
+    found = plain(value)
+    return (False, None) if found is _NOT_PLAIN else (True, found)
 
 
 def _plain_record(record: Record) -> object:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from vitconv.errors import BadFile, UsageError
+from vitconv.errors import Ambiguous, BadFile, UsageError
 from vitconv.io.contents import some
 from vitconv.record import dataclass
 
@@ -26,6 +26,8 @@ _BESIDE = {
 }
 # What stands for the whole beside an index of that kind.
 _SINGLE = {True: "model.safetensors", False: "pytorch_model.bin"}
+# A distributed checkpoint of torch.
+_PIECE, _CATALOGUE = ".distcp", ".metadata"
 _USUAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
@@ -59,6 +61,32 @@ def find(path: Path, *, ignore_index: bool) -> Place:
     if path.name.endswith(_INDEX):
         return _beside(path.parent, path) if ignore_index else _by_index(path)
     return Place((path,))
+
+
+def find_distributed(path: Path) -> Path | None:
+    """Return the folder of a distributed checkpoint of torch (DCP) if `path` is one, or its catalogue, else None.
+
+    Raises:
+        UsageError: it is one of the pieces of such a checkpoint.
+        Ambiguous: the folder holds weights of another kind too.
+    """
+    if path.name.endswith(_PIECE):
+        raise UsageError(f"{path}: one piece of a distributed checkpoint of torch (DCP); name its folder")
+    try:
+        if path.name == _CATALOGUE and path.is_file():
+            return path.parent
+        if not (path / _CATALOGUE).is_file():
+            return None
+        names = {entry.name for entry in path.iterdir()}
+    except (OSError, ValueError):
+        return None
+    others = [name for name in _USUAL if name in names]
+    if others and any(name.endswith(_PIECE) for name in names):
+        raise Ambiguous(
+            f"{path} holds a distributed checkpoint and {some(others)}: name the one that is meant,"
+            f" {path / _CATALOGUE} or {path / others[0]}"
+        )
+    return None if others else path
 
 
 def _in_folder(folder: Path, ignore_index: bool) -> Place:
@@ -96,10 +124,10 @@ def _in_folder(folder: Path, ignore_index: bool) -> Place:
 
 
 def _refuse_distributed(folder: Path, names: list[str]) -> None:
-    if any(name.endswith(".distcp") for name in names):
+    if any(name.endswith(_PIECE) for name in names):
         raise BadFile(
-            f"{folder}: a distributed checkpoint of torch (DCP); join it first with"
-            " python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
+            f"{folder}: pieces of a distributed checkpoint of torch (DCP) without the {_CATALOGUE} file that says what"
+            " they are: the save did not finish, or the file was not copied along, being hidden"
         )
     if "zero_to_fp32.py" in names or any(name.startswith(("zero_pp_rank", "bf16_zero_pp_rank")) for name in names):
         raise BadFile(

@@ -11,7 +11,7 @@ from vitconv.errors import BadFile, UsageError
 from vitconv.io import incomplete, sniff
 from vitconv.io.contents import Contents, some
 from vitconv.io.file import File
-from vitconv.io.folder import Place, find
+from vitconv.io.folder import Place, find, find_distributed
 from vitconv.io.segment import Segment, read_at
 from vitconv.io.shards import check_index, common_format, find_twins, renumber
 from vitconv.io.tensor import Stored, span
@@ -132,6 +132,11 @@ def open_checkpoint(path: str | Path, *, ignore_index: bool = False) -> Checkpoi
         UsageError: there is no such file, or a folder holds several checkpoints.
         BadFile: it is damaged, incomplete, hostile, or of a kind that cannot be read.
     """
+    folder = find_distributed(Path(path))
+    if folder is not None:
+        from vitconv.io.dcp import open_dcp
+
+        return open_dcp(folder)
     place = find(Path(path), ignore_index=ignore_index)
     files: list[File] = []
     try:

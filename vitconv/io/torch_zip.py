@@ -72,6 +72,20 @@ def read(file: File, members: dict[str, Member]) -> Contents:
     )
 
 
+def read_root(file: File, members: dict[str, Member]) -> object:
+    """Return what the pickle of a torch file describes, as inert records.
+
+    Raises:
+        BadFile: there is none, or it is damaged or hostile.
+    """
+    name = find_pickle(members)
+    if name is None:
+        raise BadFile(f"{file.path}: the zip holds no {_PICKLE}, so it is no torch file")
+    done = unpickle(_small_member(file, members[name], _MAX_PICKLE), f"{file.path}: {name!a:.80}")
+    check(done.globals, str(file.path))
+    return done.root
+
+
 def storage_parts(external: External) -> tuple[str, str, int]:
     """Return the dtype, key and number of elements of a storage's persistent id.
 
