@@ -175,3 +175,60 @@ def test_a_network_whose_branches_are_gated_is_not_dead(network: Any, check: Any
     found = check("gradient-profile", context)
     assert found.level == "info"
     assert "gated" in found.findings[0].text
+
+
+@pytest.mark.parametrize("depth", ["2", "12"])
+@pytest.mark.parametrize(
+    ("kv", "scheme", "level"),
+    [("true", "timm", "ok"), ("false", "timm", "error"), ("true", "timm-moco", "ok"), ("false", "timm-moco", "error")],
+    ids=["timm", "timm-raw", "xavier", "xavier-raw"],
+)
+def test_keys_and_values_that_read_the_stream_itself(
+    kv: str, scheme: str, level: str, depth: str, network: Any, check: Any
+) -> None:
+    context = network(f"kv_normalised={kv}", f"depth={depth}", scheme=scheme)
+    blind = dataclasses.replace(context, facts=context.facts.replaced({"kv_normalised": None}))
+    found = check("stream-growth", blind)
+    assert found.findings[0].level == level, found.findings[0].text
+    assert abs(found.findings[0].figures["power_attn"] - (level == "error")) < 0.25
+    assert found.findings[1].level == "ok"
+
+
+@pytest.mark.parametrize(("release", "level"), [("0.0.9", "error"), ("0.0.11", "ok")])
+def test_the_releases_of_xformers_are_told_apart_without_their_facts(release: str, level: str, check: Any) -> None:
+    from vitconv.bench.experiments.cell import context
+    from vitconv.bench.experiments.studies import FACTORS, report
+
+    cell = dataclasses.replace(
+        report()[0], depth=4, width=48, network=dataclasses.replace(FACTORS["nothing"], release=release)
+    )
+    built = context(cell)
+    assert built.facts.kv_normalised is (level == "ok")
+    found = check("stream-growth", dataclasses.replace(built, facts=built.facts.replaced({"kv_normalised": None})))
+    assert found.level == level
+
+
+def test_a_stream_that_one_step_blows_up(network: Any, check: Any) -> None:
+    context = network("depth=12")
+    assert check("stream-growth", context).level == "ok"
+    fast = dataclasses.replace(context, plan=dataclasses.replace(context.plan, lr=0.1))
+    assert [f.level for f in check("stream-growth", fast).findings] == ["ok", "ok", "warn"]
+
+
+@pytest.mark.parametrize(
+    "sets", [("norm=post",), ("norm=deepnorm",), ("norm=res-post",)], ids=["post", "deepnorm", "res-post"]
+)
+def test_growth_of_other_placements(sets: tuple[str, ...], network: Any, check: Any) -> None:
+    found = check("stream-growth", network(*sets, scheme="timm-moco"))
+    assert found.level == "ok"
+    assert bool(found.skipped) == ("res-post" not in sets[0])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rule", "level"),
+    [("mup", 1.0, "ok"), ("mup", 0.0, "error"), ("timm", 1.0, "info")],
+    ids=["mup", "mup-with-one-lr", "timm"],
+)
+def test_activations_over_widths(scheme: str, rule: float, level: str, network: Any, check: Any) -> None:
+    context = network("depth=2", "dim=64", "heads=1", scheme=scheme)
+    assert check("width-scaling", context, rule=rule).level == level

@@ -105,6 +105,19 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
     )
 
 
+def watched_attention(
+    built: Built, bridge: Bridge | None, images: Tensor, facts: Semantics
+) -> tuple[tuple[Attending, ...], float]:
+    """Run forward only, without gradients: the attention by block, and the RMS of the stream after the last block."""
+    weights = {} if bridge is None else bridge.read(state_of(built.module))
+    taps = {name: tap for name, tap in built.taps.items() if is_block(name)}
+    with torch.no_grad(), recording(taps) as seen, _attention_inputs(built) as read:
+        built.run(built.module, images)
+    found = (attending(i, q, k, weights, facts) for i, (q, k) in sorted(read.items()))
+    values = list(seen.values().values())
+    return tuple(a for a in found if a is not None), rms(values[-1]) if values else math.nan
+
+
 @contextmanager
 def _attention_inputs(built: Built) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
     """Keep what the queries and the keys of every block are projected from."""

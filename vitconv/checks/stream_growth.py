@@ -1,0 +1,147 @@
+"""Does a branch grow with the stream it reads, and how much does one step grow the stream"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
+from vitconv.checks.base.context import Context
+from vitconv.checks.base.passes import is_block, rms
+from vitconv.errors import Refused
+from vitconv.hosts.base.tap import recording
+from vitconv.parity.bridge import state_of
+
+FACTOR = 10.0
+# Examples that are run again; the figures are means over all their tokens.
+FEW = 2
+
+
+def run(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Run with the stream made larger, then with every weight moved by Adam's first step."""
+    if context.placement in ("post", "deepnorm"):
+        raise NotApplicable("a norm stands after the sum, so the stream is 1 whatever happens")
+    if not any(is_block(name) for name in context.network.taps):
+        raise NotApplicable("no blocks are known in this network")
+    found = False
+    if context.placement == "pre":
+        for finding in _response(context, limits):
+            found = True
+            yield finding
+    for finding in _one_step(context, limits):
+        found = True
+        yield finding
+    if not found:
+        raise NotApplicable("the stream cannot be changed in this network, and no gradient has a role")
+
+
+def exponents(context: Context) -> dict[str, dict[int, float]]:
+    """Return {branch: {block: d log |branch| / d log |stream|}}, 0 for a branch that reads a norm's output."""
+    built, seen = context.network, context.signals
+
+    def change(name: str, whole: Tensor) -> Tensor | None:
+        return whole * FACTOR if name == "embed" else None
+
+    images = context.data.batch(context.plan.batch)[0][:FEW]
+    with torch.no_grad(), recording(built.taps, change=change) as larger:
+        built.run(built.module, images)
+    found: dict[str, dict[int, float]] = {"attn": {}, "mlp": {}}
+    for name, value in larger.values().items():
+        part = name.rpartition(".")[2]
+        before = rms(seen.taps[name][:FEW]) if name in seen.taps else 0.0
+        after = rms(value)
+        if name.startswith("blocks.") and part in found and before > 0 and after > 0:
+            found[part][int(name.split(".")[1])] = math.log(after / before) / math.log(FACTOR)
+    return found
+
+
+def _response(context: Context, limits: Limits) -> Iterator[Finding]:
+    try:
+        found = exponents(context)
+    except Refused:
+        return
+    for part, by_block in found.items():
+        # The first block can be handed the stream twice, of which one is made larger.
+        inner = {i: x for i, x in by_block.items() if i > 0} or by_block
+        if not inner:
+            continue
+        power = median(inner.values())
+        grows = not power <= limits["power"]
+        what = "attention" if part == "attn" else "the MLP"
+        cause = (
+            "what it reads is not normalised: values grow with the stream, and the stream with the values"
+            if grows
+            else "it reads a normalised stream"
+        )
+        yield Finding(
+            "error" if grows else "ok",
+            f"a stream {FACTOR:g} times as large makes the output of {what} {FACTOR**power:.2f} times as large (power "
+            f"{power:.2f}, limit {limits['power']:g}): {cause}",
+            {f"power_{part}": power},
+            tuple(f"blocks.{i}.{part}" for i in sorted(inner)[:8]) if grows else (),
+            "normalise what keys and values read as well: xformers 0.0.10 and later do; a lower peak learning rate and "
+            "fewer blocks only hide it" if grows and part == "attn" else "",
+            {f"power of {part}": tuple((float(i), x) for i, x in sorted(by_block.items()))},
+            ("block", "power"),
+        )  # fmt: skip
+
+
+def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Move every weight by lr g/(|g| + eps), Adam's first step at the peak, and look at the stream again."""
+    bridge, seen, plan = context.bridge, context.signals, context.plan
+    if bridge is None or context.trained:
+        return
+    built = context.fresh()
+    built.module.eval()
+    state = state_of(built.module)
+    moved = bridge.read(state)
+    for name, grad in seen.grads.items():
+        moved[name] = moved[name] - plan.lr * grad / (grad.abs() + plan.eps)
+    for first, *rest in bridge.ties:
+        for name in rest:
+            moved[name] = moved[first]
+    bridge.write(moved, state)
+    with torch.no_grad(), recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
+        built.run(built.module, context.data.batch(plan.batch)[0][:FEW])
+    now = {n: rms(x) for n, x in after.values().items()}
+    last = max(now, key=lambda n: int(n.split(".")[1]))
+    before = rms(seen.taps[last][:FEW])
+    if before == 0.0:
+        return
+    growth = now[last] / before
+    yield Finding(
+        "warn" if not growth <= limits["growth"] else "ok",
+        f"one step of Adam at the peak lr {plan.lr:g} makes the stream after the last block {growth:.3g} times as "
+        f"large (limit {limits['growth']:g})",
+        {"growth": growth, "before": before, "after": now[last]},
+        (last,) if not growth <= limits["growth"] else (),
+        "a warm-up and a lower peak learning rate; the deeper the network, the lower",
+        {
+            "stream before the step": tuple((float(n.split(".")[1]), rms(seen.taps[n][:FEW])) for n in now),
+            "stream after it": tuple((float(n.split(".")[1]), x) for n, x in now.items()),
+        },
+        ("block", "RMS"),
+    )
+
+
+CHECK = Check(
+    id="stream-growth",
+    title="Does a branch grow with the stream it reads?",
+    measures="pre-norm: the stream ahead of the blocks is made ten times as large; log10 of the growth of each "
+    "branch's output, the median over blocks past the first. And the RMS of the stream after the last block, once "
+    "every weight was moved by Adam's first step at the peak learning rate, over that before",
+    threshold="error above a power of 0.5: a branch that reads a norm's output has 0 (measured -0.1 to 0.1 at 6 to 48 "
+    "blocks), attention whose keys and values read the stream itself has 1 (0.9 to 1.1), which is how xformers up to "
+    "0.0.9 is; warn when one step makes the stream more than four times as large (2.2 in a ViT-B at 1e-3, which "
+    "trains). The growth under one step does not tell the two apart; the power does, on any network, without knowing "
+    "its release",
+    advice="look at what the branch that is named reads",
+    cost="pass",
+    run=run,
+    limits={"power": 0.5, "growth": 4.0},
+    source="a norm does not see the scale of its input (Ba et al., 2016); xformers 78bc58cb (2022-03-11)",
+)
