@@ -10,6 +10,8 @@ from vitconv.errors import LayoutError, Refused
 from vitconv.io.segment import Segment, read_at
 from vitconv.io.sink import Chunk, Out
 from vitconv.io.source import open_checkpoint
+from vitconv.layout.arith import FLOATS
+from vitconv.layout.buffers import CLOSE, agrees, is_buffer
 from vitconv.layout.match import Header, collapse, readings
 from vitconv.layout.plan import Plan
 
@@ -36,7 +38,11 @@ def check_equal(p: Plan, sources: Sources) -> None:
 
     for key, const in p.source.consts.items():
         stored = sources.where[key][1]
-        if bytes(sources.read(key)) != constant_bytes(const, stored.shape, stored.dtype):
+        if is_buffer(const.value):
+            held = _is_buffer(sources, key, str(const.value))
+        else:
+            held = bytes(sources.read(key)) == constant_bytes(const, stored.shape, stored.dtype)
+        if not held:
             raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
     _check_derived(p, sources)
     untied = []
@@ -49,6 +55,21 @@ def check_equal(p: Plan, sources: Sources) -> None:
             f"{p.target.variant.dialect.name} holds these only once, and here they differ from the one it would keep:"
             f" {', '.join(collapse(untied))}; choose another variant with --set"
         )
+
+
+def _is_buffer(sources: Sources, key: str, value: str) -> bool:
+    import numpy as np
+
+    from vitconv.layout.arith import to_float
+
+    stored, raw = sources.where[key][1], sources.read(key)
+    if stored.dtype in FLOATS:
+        found = to_float(raw, stored.dtype, stored.shape)
+    else:
+        found = np.frombuffer(raw, {"I64": "<i8", "I32": "<i4"}.get(stored.dtype, "u1"))
+    # Rounded to 16 bits it is still the same table.
+    slack = {"F16": 1e-3, "BF16": 1e-2}.get(stored.dtype, CLOSE)
+    return found.size == stored.numel and agrees(value, found.reshape(stored.shape), slack)
 
 
 def _check_derived(p: Plan, sources: Sources) -> None:

@@ -10,6 +10,7 @@ from vitconv.io.segment import Segment
 from vitconv.io.sink import Chunk, Out
 from vitconv.io.source import Checkpoint
 from vitconv.io.tensor import ITEMSIZE, Stored
+from vitconv.layout.buffers import buffer, is_buffer
 from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan, Target
 from vitconv.layout.recipe import Piece
@@ -183,6 +184,11 @@ def constant_bytes(const: Const, shape: tuple[int, ...], dtype: str = "") -> byt
     """Return the bytes of a constant tensor; `dtype` is that of the file where the constant leaves it open."""
     import numpy as np
 
+    if is_buffer(const.value):
+        from vitconv.layout.arith import from_float
+
+        values = buffer(str(const.value), shape)
+        return bytes(from_float(values, dtype)) if const.dtype == "float" else values.astype("<i8").tobytes()
     if const.dtype == "float":
         from vitconv.layout.arith import from_float
 

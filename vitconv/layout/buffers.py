@@ -2,7 +2,8 @@
 
     relative-index       [w^2 w^2], or flat [w^4]: row of the table for every pair of places in a window
     shift-mask:HxW       [windows w^2 w^2]: -100 between places that a shifted window must keep apart, else 0
-    coords:P             [1 2w-1 2w-1 2]: signed logarithms of relative coordinates; P the window of pre-training, 0 none
+    class-index          [1+n 1+n], rope-cos, rope-sin [n e] or [rows columns e]: see `token_buffers`
+    coords:P             [1 2w-1 2w-1 2]: logarithms of relative coordinates; P the window of pre-training, 0 none
 
 Source: microsoft/Swin-Transformer models/swin_transformer.py and swin_transformer_v2.py; Liu et al., Swin Transformer,
 2021, section 3.2, and Swin V2, 2022, equation 4.
@@ -15,7 +16,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError
 
-NAMES = ("relative-index", "relative-index-flat", "shift-mask", "coords")
+NAMES = ("relative-index", "relative-index-flat", "shift-mask", "coords", "class-index", "rope-cos", "rope-sin")
 # A table of float32 logarithms differs between libraries in the last place.
 CLOSE = 1e-6
 _LARGEST_PRETRAINED = 128
@@ -46,33 +47,33 @@ def buffer(value: str, shape: tuple[int, ...]) -> Any:
     return _coords((shape[1] + 1) // 2, int(told or 0))
 
 
-def agrees(value: str, found: Any) -> bool:
+def agrees(value: str, found: Any, slack: float = CLOSE) -> bool:
     """Say whether an array that was read is this buffer; of `coords` without a number, for any pre-training window."""
     import numpy as np
 
+    if value in ("class-index", "rope-cos", "rope-sin"):
+        from vitconv.layout.token_buffers import fits
+
+        return fits(value, found, slack)
     try:
         if value == "coords":
-            return pretrained_window(found) is not None
+            return pretrained_window(found, slack) is not None
         want = buffer(value, found.shape)
     except LayoutError:
         return False
     if value.startswith("coords"):
-        return bool(np.allclose(found, want, rtol=_slack(found), atol=CLOSE))
+        return bool(np.allclose(found, want, rtol=slack, atol=slack))
     return bool(np.array_equal(found, want))
 
 
-def pretrained_window(found: Any) -> int | None:
+def pretrained_window(found: Any, slack: float = CLOSE) -> int | None:
     """Return the pre-training window that a table of relative coordinates was made for, 0 for its own, or None."""
     import numpy as np
 
     for side in range(_LARGEST_PRETRAINED + 1):
-        if side != 1 and np.allclose(found, buffer(f"coords:{side}", found.shape), rtol=_slack(found), atol=CLOSE):
+        if side != 1 and np.allclose(found, buffer(f"coords:{side}", found.shape), rtol=slack, atol=slack):
             return side
     return None
-
-
-def _slack(found: Any) -> float:
-    return {2: 1e-2 if found.dtype.kind == "u" else 1e-3}.get(found.dtype.itemsize, CLOSE)
 
 
 def _side(shape: tuple[int, ...], *, flat: bool) -> int:

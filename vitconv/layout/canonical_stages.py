@@ -76,7 +76,7 @@ SCHEMA: dict[str, Slot] = dict(_slots())
 
 
 def stage_template_of(name: str) -> str:
-    """Return the template of a concrete name: `stages.1.blocks.0.norm1.bias` gives `stages.{s}.blocks.{i}.norm1.bias`."""
+    """Return the template of a concrete name, with `{s}` and `{i}` in place of its stage and block."""
     m = _STAGE.match(name)
     if m is None:
         return name

@@ -14,8 +14,9 @@ from vitconv.layout.canonical import stack_of
 from vitconv.layout.rule import Alias, Choice, Const, Entry, Forbid, Option, Rule, Tie
 from vitconv.record import dataclass
 
-_DIGITS = re.compile(r"\d+")
-_WORD = re.compile(r"\{(\w+)\}")
+# A number, or a place in a template where one will stand.
+_DIGITS = re.compile(r"\d+|\{(?:i|l|\d*s(?:[+-]\d+)?)\}")
+_WORD = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class Dialect:
         family: dialects of one family share a canonical schema.
         staged: its entries are written per stage, `{s}`, and block, and are unrolled for each network; see `stages`.
         inert: canonical tensors (regular expressions) that the library keeps and its function does not feel.
+        author: facts that the author's own code takes, filled in when a file is read and nothing else says them.
+        usual: facts that the library takes when its configuration leaves them out; only for who wants just that.
         under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
         derived: canonical templates that the library makes up itself, and how: such a tensor is no loss if it is equal.
     """
@@ -52,6 +55,8 @@ class Dialect:
     staged: bool = False
     inert: tuple[str, ...] = ()
     under: str = ""
+    author: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -162,6 +167,19 @@ class Variant:
         return out
 
     @cached_property
+    def author(self) -> dict[str, Any]:
+        """Facts of the author's own code; the options taken say more than the dialect."""
+        out = dict(self.dialect.author)
+        for o in self.options:
+            out |= o.author
+        return {k: v for k, v in out.items() if k not in self.implies}
+
+    @cached_property
+    def read_only(self) -> frozenset[str]:
+        """The choices whose option is not written unless it is asked for."""
+        return frozenset(name for name, o in zip(self.names, self.options, strict=True) if o.read_only)
+
+    @cached_property
     def possible(self) -> bool:
         """True when every option goes together with the others."""
         return all(self.names[c] in allowed for o in self.options for c, allowed in o.only.items())
@@ -251,8 +269,8 @@ def _words_in(template: str) -> tuple[str, ...]:
 
 @cache
 def form(key: str) -> str:
-    """Return the key with every number, and `{i}`, replaced by '#': equal for all layers of one template."""
-    return _DIGITS.sub("#", key.replace("{i}", "#"))
+    """Return the key with every number, and every place for one, replaced by '#': equal for all layers alike."""
+    return _DIGITS.sub("#", key)
 
 
 @cache

@@ -149,6 +149,8 @@ def fitting(
     facts: Mapping[str, Any] | None = None,
 ) -> list[Match]:
     """Return every variant that fits, passing over those of which a needed tensor is nowhere."""
+    if dialect.staged and not _speaks(dialect, header):
+        return []
     dialect = header.settled(dialect)
     named = [v for v in dialect.variants if v.agrees(wanted or {}) and _may_fit(v, header)]
     tried = [m for m in (_cover(v, header) for v in named) if m.fits]
@@ -175,6 +177,12 @@ def closest(
         tried.append(_cover(variants[j], header))
     m = min(tried, key=lambda m: (m.badness, -len(m.bound)))
     return _solve(m, header, given) if m.fits else m
+
+
+def _speaks(dialect: Dialect, header: Header) -> bool:
+    from vitconv.layout.stages import speaks
+
+    return speaks(dialect, header.shapes)
 
 
 def _may_fit(variant: Variant, header: Header) -> bool:

@@ -29,8 +29,25 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "bilinear-corners",
         "nearest",
     ),
-    "attention": ("softmax", "causal", "linear", "focused-linear"),
+    # The focused ones are the formulations of vitconv.kernels.focused.variants; focused-linear leaves open which.
+    "rope_layout": ("half", "interleaved"),
+    "attention": (
+        "softmax",
+        "causal",
+        "linear",
+        "cosine",
+        "focused-linear",
+        "focused-original",
+        "focused-original-unguarded",
+        "focused-autocast-off",
+        "focused-divided",
+        "focused-simplified",
+        "focused-upstream-fix",
+        "focused-stable",
+    ),
+    "focused_eps_mode": ("sum", "mean"),
 }
+FOCUSED = tuple(name for name in CHOICES["attention"] if name.startswith("focused-"))
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,8 @@ class Semantics:
 
     Sizes that tensors do state (width, depth, patch, classes) are not here; head count is, since plain ViT tensors
     do not hold it. `grid` and `image_size` are (height, width) in patches and pixels; `mean` and `std` are per input
-    channel in the 0..1 range; eps values are those added to the variance.
+    channel in the 0..1 range; eps values are those added to the variance. `stage_heads`, `window` and
+    `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map.
     """
 
     heads: int | None = None
@@ -57,10 +75,18 @@ class Semantics:
     pooling: str | None = None
     position: str | None = None
     position_resize: str | None = None
+    rope_theta: float | None = None
+    rope_layout: str | None = None
     grid: tuple[int, int] | None = None
     image_size: tuple[int, int] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    stage_heads: tuple[int, ...] | None = None
+    window: tuple[int, ...] | None = None
+    pretrained_window: tuple[int, ...] | None = None
+    focusing_factor: float | None = None
+    focused_eps: float | None = None
+    focused_eps_mode: str | None = None
     mlp_dropout: float | None = None
     release: str | None = None
 
@@ -130,7 +156,7 @@ def fact_value(name: str, value: Any) -> Any:
         raise UsageError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}")
     if (kind is int and parsed <= 0) or (name.endswith("eps") and parsed < 0):
         raise UsageError(f"{name}={value!r}: expected a positive number")
-    if get_origin(kind) is tuple and int in get_args(kind) and min(parsed) <= 0:
+    if get_origin(kind) is tuple and int in get_args(kind) and min(parsed) < (name != "pretrained_window"):
         raise UsageError(f"{name}={value!r}: expected positive numbers")
     return parsed
 

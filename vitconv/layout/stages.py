@@ -3,10 +3,10 @@
     rule("layers.{s-1}.downsample.reduction.weight: d (* before)", "stages.{s}.merge.{h0w0,...}.weight: d before")
 
 In a rule `{s}` is the canonical stage and `{i}` the block; a key may count from elsewhere (`{s+1}`, `{2s+1}`), and a
-rule whose key or width would lie before the first stage is left out. `{l}` is the last stage. Axes belong to a stage:
-`d` of stage 2 is `d_2`, `before` is the width of the stage before, `last` that of the last one; `c p q o` of rules
-without a stage have no suffix. The choice named `blocks` is settled block by block, by the tensor its option needs. What is unrolled is
-an ordinary dialect without layers, so that everything else works on it as on any other.
+rule of the `body` is of every stage but the first, which nothing leads into. `{l}` is the last stage. Axes belong to
+a stage: `d` of stage 2 is `d_2`, `before` is the width of the stage before, `last` that of the last one; `c p q o` of
+rules without a stage have no suffix. The choice named `blocks` is settled block by block, by the tensor its option
+needs. What is unrolled is an ordinary dialect without layers: everything else works on it as on any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
 from math import isqrt
 from typing import Any
 
@@ -23,6 +23,7 @@ from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Alias, Choice, Const, Entry, Part, Rule
 from vitconv.layout.shape import Axes, Axis
+from vitconv.record import dataclass
 
 PER_BLOCK = "blocks"
 _EXPR = re.compile(r"\{(\d*)s([+-]\d+)?\}")
@@ -103,7 +104,7 @@ def windows_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -
 
 
 def maps_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    """Return {stage: (rows, columns)} of the feature maps of an image size that is known, halved from stage to stage."""
+    """Return {stage: (rows, columns)} of the feature maps of a known image size, halved from stage to stage."""
     size, patch = facts.get("image_size"), names.get("embed.patch.weight")
     if size is None or patch is None:
         return {}
@@ -130,14 +131,25 @@ def _blocks(depths: tuple[int, ...]) -> Iterator[Block]:
     return ((s, i) for s, depth in enumerate(depths) for i in range(depth))
 
 
-def _depths(dialect: Dialect, keys: Iterable[str]) -> tuple[int, ...]:
+def speaks(dialect: Dialect, keys: Iterable[str]) -> bool:
+    """Say whether any key may be of a block of this dialect: a quick first look."""
+    found, tail, _, _ = _probe(dialect)
+    return any(key.endswith(tail) and found.fullmatch(key) for key in keys)
+
+
+@cache
+def _probe(dialect: Dialect) -> tuple[re.Pattern[str], str, int, int]:
+    """Return the pattern of a tensor that every block has, how its key ends, and how the stage is counted."""
     probe = next(e for e in _flat(dialect.entries) if isinstance(e, Rule) and _staged(e) and "{i}" in e.key)
     m = _EXPR.search(probe.key)
     assert m is not None
     pattern = re.escape(probe.key).replace(re.escape(m[0]), r"(\d{1,3})").replace(re.escape("{i}"), r"(\d{1,5})")
     found = re.compile(re.sub(r"\\\{\w+\\\}", r"[\\w.]*?", pattern))
-    tail = probe.key.rpartition("}")[2]
-    step, shift = int(m[1] or 1), int(m[2] or 0)
+    return found, probe.key.rpartition("}")[2], int(m[1] or 1), int(m[2] or 0)
+
+
+def _depths(dialect: Dialect, keys: Iterable[str]) -> tuple[int, ...]:
+    found, tail, step, shift = _probe(dialect)
     deep: dict[int, int] = {}
     count = 0
     for key in keys:
@@ -204,9 +216,8 @@ def _each(e: Entry, net: Net, only: Block | None) -> Iterator[Entry]:
         return
     which = e.layers if isinstance(e, Rule) else "all"
     for s in range(last + 1):
-        if which != "all" and which != ("last" if s == last else "first" if s == 0 else "body"):
-            if not (which == "body" and s == 0 and last > 0):
-                continue
+        if s not in {"all": range(last + 1), "body": range(1, last + 1), "last": (last,), "first": (0,)}[which]:
+            continue
         for i in range(net.depths[s]) if "{i}" in e.key else (0,):
             if only in (None, (s, i)):
                 yield from _at(e, net, s, i)
@@ -221,11 +232,11 @@ def _at(e: Rule | Const | Alias, net: Net, s: int | None, i: int) -> Iterator[En
         yield Alias(key, _put(e.of, s or 0, i, stages))
     elif isinstance(e, Const):
         yield from _const(e, key, net, s or 0, i)
-    elif not (s == 0 and any("before" in a.atoms for a in e.axes)):
+    else:
         parts = tuple(Part(_put(p.key, s or 0, i, stages), _axes(p.axes, s, stages)) for p in e.parts)
         fill = tuple((_put(name, s or 0, i, stages), value) for name, value in e.fill)
-        # All tensors of one optional rule are there, or none; a group may say {s}, one for each stage.
-        group = (e.group or e.key).replace("{s}", str(s)) if e.optional and s is not None else e.group
+        # All tensors of one optional rule are there, or none; a group may say {s} and {i}: then of a stage, of a block.
+        group = e.group.replace("{s}", str(s)).replace("{i}", str(i)) or (e.key if e.optional else "")
         yield Rule(key, _axes(e.axes, s, stages), parts, e.optional, "all", fill, group)
 
 
@@ -257,7 +268,8 @@ def _const(e: Const, key: str, net: Net, s: int, i: int) -> Iterator[Const]:
         axes = e.axes if found is None or len(found) != len(e.axes) else tuple(Axis((str(n),)) for n in found)
         yield Const(key, axes, e.value, e.dtype, optional=True)
         return
-    size = _size(e, net, s, i)
+    # An optional buffer is one that only older files hold.
+    size = None if e.optional else _size(e, net, s, i)
     if size is not None:
         value = f"{e.value}:{net.pretrained[s]}" if e.value == "coords" else e.value
         if e.value == "shift-mask":
