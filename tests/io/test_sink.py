@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +191,60 @@ def test_writes_are_whole_and_aligned(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "write", lambda fd, data: sizes.append(len(data)) or write(fd, data))
     outs = [Out(f"w{i}", "U8", (99_999,), lambda: [bytes(99_999)]) for i in range(9)]
     write_file(tmp_path / "x", outs, None)
-    assert set(sizes[:-1]) == {stream.PIECE}
+    assert set(sizes[:-1]) == {stream.WRITE}
     assert sum(sizes) == (tmp_path / "x").stat().st_size
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == stream.THREAD]
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second thread write files of any size, in small pieces."""
+    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(stream, "PIECE", 1000)
+    monkeypatch.setattr(stream, "WRITE", 300)
+
+
+@pytest.mark.usefixtures("behind")
+def test_a_second_thread_writes_the_same_bytes(tmp_path: Path, source, outs_of, monkeypatch) -> None:
+    seen: list[tuple[int, int]] = []
+    write_file(tmp_path / "a", outs_of(source), None, progress=lambda done, total: seen.append((done, total)))
+    monkeypatch.setattr(stream, "SMALL", 1 << 40)
+    write_file(tmp_path / "b", outs_of(source), None)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert seen[-1] == (seen[-1][1], (tmp_path / "a").stat().st_size)
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("behind")
+@pytest.mark.parametrize("at", [0, 5, 29], ids=["first", "middle", "last"])
+def test_an_error_of_the_second_thread_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch, at: int) -> None:
+    write, calls = os.write, iter(range(10**9))
+
+    def full(fd: int, data: memoryview) -> int:
+        if next(calls) >= at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    outs = [Out(f"w{i}", "U8", (999,), lambda: [bytes(999)]) for i in range(9)]
+    with pytest.raises(Refused, match="the disk is full"):
+        write_file(tmp_path / "x", outs, None)
+    assert names_in(tmp_path) == set()
+
+
+@pytest.mark.usefixtures("behind")
+def test_an_error_of_the_source_stops_the_second_thread(tmp_path: Path) -> None:
+    def chunks() -> list[bytes]:
+        raise KeyboardInterrupt
+
+    outs = [Out("a", "U8", (5000,), lambda: [bytes(5000)]), Out("b", "U8", (1,), chunks)]
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "x", outs, None)
+    assert names_in(tmp_path) == set()
+    assert threads() == []
 
 
 def test_short_reads_and_writes(tmp_path: Path, source, monkeypatch, outs_of) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 from functools import cache
+from typing import Any
 
 from vitconv.layout.anchor import forms
 from vitconv.layout.dialect import Dialect
 from vitconv.record import dataclass
 from vitconv.registry import DIALECTS, file_beside, folder_names, load, load_all
+
+Special = Callable[[Collection[str]], Iterable[Dialect]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +32,21 @@ class Candidates:
             self._all.append([load(DIALECTS, self.name)] if self.name else list(load_all(DIALECTS).values()))
         return self._all[0]
 
-    def likely(self, keys: Iterable[str]) -> list[Dialect]:
-        """Return those that may fit a file with these keys: no other one does."""
+    def likely(self, keys: Iterable[str]) -> tuple[list[Dialect], Special]:
+        """Return those that may fit a file with these keys, special cases of others apart: no other one does.
+
+        The second value gives the special cases, without those of the dialects that are found to fit.
+        """
         if self.name or self._all:
-            return self.every()
-        have, known = forms(keys), _anchors()
+            return self.every(), lambda _: []
+        have, known, general = forms(keys), _told("anchors"), _told("general")
         names = [n for n in folder_names(DIALECTS) if n not in known or not have.isdisjoint(known[n])]
-        return list(load_all(DIALECTS, only=names).values())
+        special = [n for n in names if n in general]
+
+        def apart(fitting: Collection[str]) -> list[Dialect]:
+            return [load(DIALECTS, n) for n in special if general[n] not in fitting]
+
+        return list(load_all(DIALECTS, only={*names} - {*special}).values()), apart
 
     def named(self, name: str | None) -> Dialect | None:
         """Return the candidate of this name, or None."""
@@ -48,6 +59,6 @@ class Candidates:
 
 
 @cache
-def _anchors() -> dict[str, list[str]]:
-    loaded: dict[str, list[str]] = json.loads(file_beside(DIALECTS, "anchors.json").read_text(encoding="utf-8"))
+def _told(what: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(file_beside(DIALECTS, "anchors.json").read_text(encoding="utf-8"))[what]
     return loaded

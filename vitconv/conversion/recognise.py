@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.conversion.asides import without_dropped, without_training_heads
-from vitconv.conversion.candidates import Candidates
-from vitconv.conversion.facts import Known, Wishes, contradictions, gather, proven, released
+from vitconv.conversion.candidates import Candidates, Special
+from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -23,6 +23,8 @@ from vitconv.layout.semantics import Semantics
 from vitconv.record import dataclass
 
 DIALECT, VARIANT = "vitconv.dialect", "vitconv.variant"
+# What facts are said to come from when the code of the author of a layout decides.
+AUTHOR = "author's code"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,13 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
     facts, held = proven(match, facts)
+    if match.dialect.family != "plain":
+        from vitconv.conversion.stage_facts import proven_by_stages
+
+        facts, held = proven_by_stages(match, facts, checkpoint, branch)
     sources = {**dict.fromkeys(facts.known(), "tensors"), **sources}
+    facts = authored(match, facts)
+    sources = {**dict.fromkeys(facts.known(), f"{AUTHOR} ({match.dialect.name})"), **sources}
     notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *held, *_tied(branch, match)]
     notes += [branch.note] if branch.note else []
     others = tuple(b.name for b in found if b.name != chosen.name)
@@ -180,9 +188,8 @@ def _read(
     """Detect the branch as it is, or else one reading of it: a prefix off, a training head aside, keys dropped."""
     fitting: list[tuple[Branch, Match]] = []
     for reading in _readings(branch, wishes.drop):
-        likely = dialects.likely(reading.tensors)
         try:
-            match = _detect(reading, likely, choices, wishes, facts)
+            match = _detect(reading, *dialects.likely(reading.tensors), choices, wishes, facts)
         except (NotRecognised, Refused) as e:
             if isinstance(e, Ambiguous):
                 raise
@@ -196,14 +203,19 @@ def _read(
     if fitting:
         return fitting[0]
     # Nothing fits. Which is the closest, or why it is refused, is told by all dialects.
-    return branch, _detect(branch, dialects.every(), choices, wishes, facts)
+    return branch, _detect(branch, dialects.every(), lambda _: [], choices, wishes, facts)
 
 
 def _detect(
-    reading: Branch, dialects: Iterable[Dialect], choices: Mapping[str, str], wishes: Wishes, facts: Semantics
+    reading: Branch,
+    dialects: Iterable[Dialect],
+    special: Special,
+    choices: Mapping[str, str],
+    wishes: Wishes,
+    facts: Semantics,
 ) -> Match:
     shapes = {k: t.shape for k, t in reading.tensors.items()}
-    return detect(shapes, dialects, choices=choices, given=wishes.axes, facts=facts.known())
+    return detect(shapes, dialects, special=special, choices=choices, given=wishes.axes, facts=facts.known())
 
 
 def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 
 from vitconv.errors import BadFile, LayoutError
 from vitconv.io.header import Chunk, Out
@@ -12,8 +14,15 @@ from vitconv.io.segment import Segment
 
 Progress = Callable[[int, int], None]
 
-# Larger pieces often stall on page allocation when memory is full; smaller ones cost system calls.
-PIECE = 256 << 10
+# How much is read before it is handed to the thread that writes.
+PIECE = 512 << 10
+# How much one call writes. ext4 wants as large a piece of memory for its cache: at 256 KiB and more, finding one often
+# stalls (a median of twice the best time); smaller ones cost system calls.
+WRITE = 128 << 10
+BUFFERS = 4
+# Below this a second thread does not pay.
+SMALL = 8 << 20
+THREAD = "vitconv-writer"
 # How much is written between two reports of progress.
 STRIDE = 16 << 20
 
@@ -55,8 +64,9 @@ def counted(outs: Iterable[Out]) -> Iterator[Chunk]:
 class Writer:
     """Write to `fd` from its current position on, and tell progress: `progress(bytes so far, total)`.
 
-    All goes through one buffer, so that every write but the last is whole and begins at a multiple of its size: writes
-    that share pages cost a quarter more, be they made by the kernel (copy_file_range, sendfile) or by us.
+    All goes through buffers of one size, so that every write but the last is whole and begins at a multiple of it:
+    writes that share pages cost a quarter more, be they made by the kernel (copy_file_range, sendfile) or by us. When
+    there is much to write, a second thread writes one buffer while the next is filled.
     """
 
     def __init__(self, fd: int, total: int, progress: Progress | None) -> None:
@@ -65,9 +75,9 @@ class Writer:
         self.done = 0
         self.progress = progress
         self._told = 0
-        # Page-aligned: a buffer 16 bytes off, as malloc gives it, halves the speed of copies between aligned pages.
-        self._buffer = memoryview(mmap.mmap(-1, PIECE))
+        self._buffer = _aligned()
         self._filled = 0
+        self._behind = Behind(fd) if total > SMALL else None
 
     def write(self, data: memoryview) -> None:
         """Write a buffer of bytes."""
@@ -94,28 +104,109 @@ class Writer:
             left -= got
             self._advance(got)
 
-    def flush(self) -> None:
-        """Write what is still held back; call it once, at the end."""
-        written = 0
-        while written < self._filled:
-            written += os.write(self.fd, self._buffer[written : self._filled])
-        self._filled = 0
-        if self.progress and self.done != self._told and (self.done - self._told >= STRIDE or self.done == self.total):
-            self._told = self.done
-            self.progress(self.done, self.total)
+    def finish(self) -> None:
+        """Write what is still held back; call it once, when all is well."""
+        self._flush()
+        if self._behind:
+            self._behind.finish()
+        self._tell()
+
+    def stop(self) -> None:
+        """Stop writing, whatever happened; after it nothing touches `fd`."""
+        if self._behind:
+            self._behind.stop()
 
     def _advance(self, nbytes: int) -> None:
         self._filled += nbytes
         self.done += nbytes
         if self._filled == PIECE:
-            self.flush()
+            self._flush()
+            if self.done < self.total:
+                self._tell()
+
+    def _flush(self) -> None:
+        if self._behind:
+            self._buffer = self._behind.write(self._buffer, self._filled)
+        else:
+            _write_all(self.fd, self._buffer[: self._filled])
+        self._filled = 0
+
+    def _tell(self) -> None:
+        if self.progress and self.done != self._told and (self.done - self._told >= STRIDE or self.done == self.total):
+            self._told = self.done
+            self.progress(self.done, self.total)
+
+
+class Behind:
+    """A thread that writes buffers to `fd` in the order they are handed over."""
+
+    def __init__(self, fd: int) -> None:
+        self._full: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._error: BaseException | None = None
+        for _ in range(BUFFERS - 1):
+            self._free.put(_aligned())
+        self._thread = threading.Thread(target=self._run, args=(fd,), name=THREAD, daemon=True)
+        self._thread.start()
+
+    def write(self, buffer: memoryview, filled: int) -> memoryview:
+        """Hand over the first `filled` bytes of a buffer, and return another one to fill.
+
+        Raises:
+            OSError: an earlier buffer could not be written.
+        """
+        self._full.put((buffer, filled))
+        free = self._free.get()
+        if self._error:
+            raise self._error
+        return free
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            OSError: something could not be.
+        """
+        self.stop()
+        if self._error:
+            raise self._error
+
+    def stop(self) -> None:
+        """Wait for the thread to end; what was handed over is still written."""
+        if self._thread.is_alive():
+            self._full.put(None)
+            self._thread.join()
+
+    def _run(self, fd: int) -> None:
+        while item := self._full.get():
+            buffer, filled = item
+            try:
+                if self._error is None:
+                    _write_all(fd, buffer[:filled])
+            except BaseException as error:
+                self._error = error
+            self._free.put(buffer)
+
+
+def _aligned() -> memoryview:
+    # Page-aligned: a buffer 16 bytes off, as malloc gives it, halves the speed of copies between aligned pages.
+    return memoryview(mmap.mmap(-1, PIECE))
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written : written + WRITE])
 
 
 def write_chunks(writer: Writer, chunks: Iterable[Chunk]) -> None:
     """Write chunks in order, and all of them."""
-    for chunk in coalesce(chunks):
-        if isinstance(chunk, Segment):
-            writer.copy(chunk)
-        else:
-            writer.write(memoryview(chunk).cast("B"))
-    writer.flush()
+    try:
+        for chunk in coalesce(chunks):
+            if isinstance(chunk, Segment):
+                writer.copy(chunk)
+            else:
+                writer.write(memoryview(chunk).cast("B"))
+        writer.finish()
+    finally:
+        writer.stop()

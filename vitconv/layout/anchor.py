@@ -23,6 +23,11 @@ def anchors(dialects: Iterable[Dialect]) -> dict[str, tuple[str, ...]]:
     return {name: _hitting(sets, known_to) for name, sets in needed.items() if frozenset() not in sets}
 
 
+def general(dialects: Iterable[Dialect]) -> dict[str, str]:
+    """Return {dialect: the more general one that it is a special case of}."""
+    return {d.name: d.under for d in dialects if d.under}
+
+
 def _hitting(sets: set[frozenset[str]], known_to: Counter[str]) -> tuple[str, ...]:
     found: list[str] = []
     while sets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused
@@ -18,6 +18,7 @@ def detect(
     shapes: Mapping[str, tuple[int, ...]],
     dialects: Iterable[Dialect],
     *,
+    special: Callable[[Collection[str]], Iterable[Dialect]] = lambda _: (),
     choices: Mapping[str, str] | None = None,
     given: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -27,6 +28,7 @@ def detect(
     Args:
         shapes: {key: shape} of the file, its envelope taken off.
         dialects: the candidates.
+        special: further candidates, asked for with the names of those that fit; it may leave out what is under them.
         choices: options told by the user, {choice: option}; used for the dialects that have them.
         given: axis sizes told by the user, {axis: size}.
         facts: facts known from beside the tensors, such as the grid.
@@ -39,11 +41,12 @@ def detect(
     header = Header(shapes)
     fits: list[Match] = []
     asked: list[tuple[Dialect, dict[str, str]]] = []
-    for dialect in dialects:
-        known = {c.name: {o.name for o in c.options} for c in dialect.choices}
-        wanted = {k: v for k, v in (choices or {}).items() if v in known.get(k, ())}
-        asked.append((dialect, wanted))
-        fits += fitting(dialect, header, wanted, given, facts)
+    for group in (lambda _: dialects, special):
+        for dialect in group({m.dialect.name for m in fits}):
+            known = {c.name: {o.name for o in c.options} for c in dialect.choices}
+            wanted = {k: v for k, v in (choices or {}).items() if v in known.get(k, ())}
+            asked.append((dialect, wanted))
+            fits += fitting(dialect, header, wanted, given, facts)
     # What a more general dialect explains as well is called by its name.
     broad = {m.dialect.name for m in fits}
     fits = [m for m in fits if m.dialect.under not in broad]
