@@ -139,10 +139,42 @@ def test_a_recipe_in_full(capsys: Any, tmp_path: Path) -> None:
     assert read_recipe(path).wanted.plan.lr == 1e-4
 
 
+def test_a_recipe_with_the_first_reports_training_and_variants(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model: vit_tiny\ntraining: {like: first-report, steps: 60}\n"
+        "vary: {norm: [pre, post], eps: [1e-6, 1e-5], kv_normalised: [true, false]}\n"
+    )
+    recipe = read_recipe(path)
+    assert len(recipe.vary) == 8
+    assert recipe.vary[0] == {"norm": "pre", "eps": "1e-6", "kv_normalised": "true"}
+    plan = recipe.wanted.plan
+    assert (plan.mixup, plan.cutmix, plan.smoothing, plan.betas, plan.steps) == (0.8, 1.0, 0.1, (0.9, 0.95), 60)
+
+
+def test_variants_are_trained_in_one_call(capsys: Any, monkeypatch: Any) -> None:
+    from vitconv.checks.base.training import Run
+    from vitconv.checks.base.variants import Tried
+
+    monkeypatch.setattr(
+        "vitconv.checks.training_probe.trial", lambda _, axes: Tried(axes, Run((2.3, 1.0), (), 2.3026), None)
+    )
+    code, found = answer(
+        capsys, "vit_tiny", *SMALL, "--vary", "release=0.0.9,0.0.11", "--vary=precision=fp32,amp-fp16",
+        "--training", "first-report",
+    )  # fmt: skip
+    assert code == 0
+    assert [c["check"] for c in found["checks"]] == ["training-probe"]
+    assert len(found["checks"][0]["findings"]) == 5
+    assert "mixup 0.8" in found["checks"][0]["findings"][0]["text"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("modle: vit_tiny", "model"),
+        ("model: vit_tiny\ntraining: second-report", "first-report"),
+        ("model: vit_tiny\nvary: {nrom: [pre]}", "axis to vary"),
         ("model: vit_tiny\ntimm: x", "expected one of"),
         ("model: vit_tiny\ntraining: {learning: 1}", "key of training"),
         ("just text", "a mapping"),

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitconv.checks.base.data import Data
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.scaler import judge
 from vitconv.checks.base.target import Wanted, context_of
-from vitconv.checks.base.training import Run
+from vitconv.checks.base.training import Run, train
+from vitconv.checks.base.variants import Tried, named, parse, smaller
+from vitconv.errors import UsageError
 from vitconv.hosts.base.host import Spec
 from vitconv.registry import HOSTS, load
 
@@ -159,3 +162,137 @@ def test_the_probe_tells_a_dead_network_from_a_live_one(norm: str, level: str, n
     sets = ("depth=24",) if norm == "pre" else ("depth=24", "norm=post")
     context = network(*sets, scheme="timm-moco", plan=Plan(steps=150, warmup=1, batch=32))
     assert check("training-probe", context).level == level
+
+
+def test_mixup_and_cutmix_are_applied_and_the_plain_loss_is_judged(network: Any) -> None:
+    pytest.importorskip("timm")
+    import numpy as np
+
+    context = network("depth=2", data=_pictures(32))
+    before = np.random.get_state()[1][:4].tolist()
+    runs = {}
+    for mixed in (0.0, 0.8):
+        plan = Plan(steps=10, batch=8, mixup=mixed, cutmix=mixed, smoothing=0.1)
+        runs[mixed] = train(context.fresh(), context.data, plan, context.bridge)
+    assert np.random.get_state()[1][:4].tolist() == before
+    assert runs[0.0].losses != runs[0.8].losses
+    assert (len(runs[0.0].plain), len(runs[0.8].plain)) == (0, 2)
+    again = train(context.fresh(), context.data, Plan(steps=10, batch=8, mixup=0.8, cutmix=0.8, smoothing=0.1))
+    assert again.losses[:1] == runs[0.8].losses[:1]
+
+
+def test_mixed_images_have_labels_that_add_up_to_one() -> None:
+    pytest.importorskip("timm")
+    from vitconv.checks.base.mixing import mixing
+
+    made = mixing(Plan(batch=4, mixup=0.8, cutmix=1.0, smoothing=0.1), 10)
+    assert made is not None
+    images = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    mixed, labels = made.mix(images.clone(), torch.arange(4))
+    assert labels.shape == (4, 10)
+    assert torch.allclose(labels.sum(1), torch.ones(4))
+    assert not torch.equal(mixed, images)
+    assert float(labels.min()) == pytest.approx(0.01, abs=1e-3)
+    assert mixing(Plan(), 10) is None
+    with pytest.raises(UsageError, match="even batch"):
+        mixing(Plan(batch=3, mixup=0.8), 10)
+
+
+def _pictures(count: int) -> Data:
+    g = torch.Generator().manual_seed(0)
+    return Data(torch.randn(count, 1, 16, 16, generator=g), torch.randint(10, (count,), generator=g), "noise", True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"),
+    [((), 0), (("norm=pre,post",), 2), (("norm=pre,post", "eps=1e-6,1e-5", "init=timm"), 4)],
+    ids=["none", "one-axis", "three-axes"],
+)
+def test_variants_are_all_combinations(texts: tuple[str, ...], count: int) -> None:
+    assert len(parse(texts)) == count
+    assert len({named(axes) for axes in parse(texts)}) == count
+
+
+@pytest.mark.parametrize(("text", "says"), [("nrom=pre", "norm"), ("norm=", "VALUE"), ("norm", "VALUE")])
+def test_variants_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse((text,))
+
+
+@pytest.mark.parametrize(
+    ("axes", "facts", "plan"),
+    [
+        ({"norm": "post"}, {"norm_placement": "post", "norm_eps": 1e-6}, {}),
+        ({"eps": "1e-5"}, {"norm_eps": 1e-5, "kv_normalised": True}, {}),
+        ({"kv_normalised": "false"}, {"kv_normalised": False}, {}),
+        ({"release": "0.0.9"}, {"kv_normalised": False, "norm_eps": 1e-5, "release": "0.0.9"}, {}),
+        ({"release": "0.0.28", "norm": "deepnorm"}, {"norm_placement": "deepnorm"}, {}),
+        ({"precision": "amp-fp16", "lr": "1e-4"}, {}, {"precision": "amp-fp16", "lr": 1e-4}),
+        ({"warmup": "7"}, {}, {"precision": "fp32", "warmup": 7}),
+    ],
+    ids=["norm", "eps", "kv", "release", "release-norm", "plan", "warmup"],
+)  # fmt: skip
+def test_a_variant_is_what_it_says(
+    axes: dict[str, str], facts: dict[str, Any], plan: dict[str, Any], network: Any
+) -> None:
+    made = smaller(network(), 48, 2, axes)
+    assert {k: made.facts.known()[k] for k in facts} == facts
+    assert {k: getattr(made.plan, k) for k in plan} == plan
+    assert made.arch.depth == 2
+
+
+def test_a_variant_takes_the_users_pictures_at_their_own_size_and_classes(network: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    data = Data(torch.randn(40, 3, 40, 40, generator=g), torch.arange(40) % 17, "theirs", True)
+    made = smaller(network("channels=3", "classes=17", data=data), 48, 2, {"norm": "pre"})
+    assert made.data.origin == "theirs"
+    assert made.network.inputs.shape == (3, 32, 32)
+    assert made.arch.shapes["head.weight"] == (17, 48)
+
+
+class Grid:
+    """Verdicts of the trainings of a grid, in order, in place of the trainings."""
+
+    def __init__(self, verdicts: list[tuple[str, str]]) -> None:
+        self.verdicts = iter(verdicts)
+
+    def __call__(self, context: Any, axes: Any) -> Tried:
+        losses = {"trains": [2.3, 1.0], "stuck": [2.3, 2.3], "diverges": [2.3, float("nan")]}
+        first, second = next(self.verdicts)
+        return Tried(axes, Run(tuple(losses[first]), (), 2.3026), Run(tuple(losses[second]), (), 2.3026))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words", "level"),
+    [
+        ([("trains", "trains"), ("trains", "stuck")], ["trains", "needs warm-up"], "ok"),
+        ([("stuck", "stuck"), ("diverges", "diverges")], ["stuck", "diverges"], "error"),
+    ],
+    ids=["some-train", "none-trains"],
+)
+def test_the_verdict_of_a_grid(
+    verdicts: Any, words: list[str], level: str, network: Any, check: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("vitconv.checks.training_probe.trial", Grid(verdicts))
+    context = dataclasses.replace(network(), vary=parse(("norm=pre,post",)))
+    found = check("training-probe", context)
+    assert found.findings[0].level == level
+    assert [f.figures["verdict"] for f in found.findings[1:]] == words
+    assert set(found.findings[0].curves) == {"norm=pre", "norm=post"}
+
+
+def test_a_variant_that_cannot_be_built_is_said(network: Any, check: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("vitconv.checks.training_probe.trial", Grid([("trains", "trains")]))
+    context = dataclasses.replace(network(), vary=parse(("norm=pre,deepnorm", "init=deepnorm")))
+    found = check("training-probe", context)
+    assert [f.figures.get("verdict") for f in found.findings[1:]] == ["trains", "refused"]
+    assert "alpha" in found.findings[2].text
+
+
+@pytest.mark.slow
+def test_a_grid_trains_what_it_says(network: Any, check: Any) -> None:
+    vary = parse(("norm=pre,post", "depth=24", "init=timm-moco"))
+    context = dataclasses.replace(network(plan=Plan(steps=150, warmup=1, batch=32)), vary=vary)
+    found = check("training-probe", context)
+    assert [f.figures["verdict"] for f in found.findings[1:]] == ["trains", "stuck"]
+    assert found.level == "info"

@@ -1,4 +1,4 @@
-"""Does a short training on real images train, stick, collapse or diverge"""
+"""Does a short training on real images train, stick, collapse or diverge; and which of several variants does"""
 
 from __future__ import annotations
 
@@ -7,69 +7,107 @@ from collections.abc import Iterator
 
 from vitconv.checks.base.check import Check, Finding, Level, Limits
 from vitconv.checks.base.context import Context
-from vitconv.checks.base.data import digits
-from vitconv.checks.base.target import Wanted, context_of
-from vitconv.checks.base.training import train
-
-_LEVEL: dict[str, Level] = {"trains": "ok", "stuck": "error", "collapses": "error", "diverges": "error"}
+from vitconv.checks.base.training import Run
+from vitconv.checks.base.variants import Tried, named, smaller, trial
+from vitconv.errors import Refused, UsageError
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
-    """Train the network, or a small one of its depth and kind, as planned and without warm-up."""
+    """Train the network, or a small one of its depth and kind, with and without warm-up; or every variant asked for."""
+    plan = dataclasses.replace(context.plan, batch=max(context.plan.batch, int(limits["batch"])))
+    context = dataclasses.replace(context, plan=plan)
+    yield from _grid(context, limits) if context.vary else _alone(context, limits)
+
+
+def _alone(context: Context, limits: Limits) -> Iterator[Finding]:
     small, said = scaled_down(context, limits)
-    plan = dataclasses.replace(context.plan, batch=max(context.plan.batch, int(limits["batch"])), precision="fp32")
-    variants = {"as planned": plan}
-    if plan.warmup > 1:
-        variants["without warm-up"] = dataclasses.replace(plan, warmup=1)
-    verdicts = {}
-    for name, chosen in variants.items():
-        found = train(small.fresh(), small.data, chosen, small.bridge)
-        verdicts[name] = found.verdict
-        level: Level = _LEVEL[found.verdict]
-        if level == "error" and name != "as planned":
-            level = "info" if verdicts["as planned"] == "trains" else "error"
+    tried = trial(small, {})
+    runs = {"as planned": tried.planned}
+    if tried.without is not None:
+        runs["without warm-up"] = tried.without
+    for name, found in runs.items():
+        level: Level = "ok" if found.verdict == "trains" else "error"
+        if level == "error" and name != "as planned" and tried.planned.verdict == "trains":
+            level = "info"
         needs = "; it needs its warm-up" if level == "info" else ""
         yield Finding(
             level,
-            f"{name}: {found.verdict}{needs}; loss {found.losses[0]:.3f} to {found.last:.3f}, lowest "
-            f"{found.best:.3f}, ln C "
-            f"{found.guess:.3f}, in {len(found.losses)} steps at lr {chosen.lr:g} on {small.data.origin} ({said})",
+            f"{name}: {found.verdict}{needs}; {_course(found)} at lr {small.plan.lr:g} on {small.data.origin} ({said})",
             {"verdict": found.verdict, "last": found.last, "best": found.best, "steps": len(found.losses)},
-            curves={name: tuple((float(i), x) for i, x in enumerate(found.losses))},
+            curves={name: _points(found)},
             axes=("step", "loss"),
         )
+
+
+def _grid(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Train every variant; an error when none trains, since the others are there to be compared with."""
+    done: list[Tried] = []
+    refused: list[tuple[str, str]] = []
+    for axes in context.vary:
+        try:
+            small = smaller(context, int(limits["width"]), int(limits["depth"]), axes)
+        except (Refused, UsageError) as e:
+            refused.append((named(axes), " ".join(str(e).split())))
+            continue
+        done.append(trial(small, axes))
+    good = [t.name for t in done if t.verdict in ("trains", "needs warm-up")]
+    plan = context.plan
+    recipe = f"lr {plan.lr:g}, warm-up {plan.warmup} of {plan.steps} steps, batch {plan.batch}"
+    recipe += f", mixup {plan.mixup:g}, cutmix {plan.cutmix:g}" if plan.mixup or plan.cutmix else ""
+    yield Finding(
+        "ok" if good else "error",
+        f"{len(good)} of {len(done)} variants train at width {limits['width']:g} ({recipe}): {'; '.join(good) or '-'}",
+        {"trains": len(good), "variants": len(done)},
+        curves={t.name: _points(t.planned) for t in done},
+        axes=("step", "loss"),
+    )
+    for t in done:
+        without = f"; without warm-up: {t.without.verdict}" if t.without is not None else ""
+        yield Finding(
+            "ok" if t.verdict == "trains" else "info",
+            f"{t.name}: {t.verdict}; {_course(t.planned)}{without}",
+            {**t.axes, "verdict": t.verdict, "last": t.planned.last, "best": t.planned.best},
+        )
+    for name, reason in refused:
+        yield Finding("info", f"{name}: not built: {reason}", {"verdict": "refused"})
+
+
+def _course(found: Run) -> str:
+    kind = "loss of plain images" if found.plain else "loss"
+    return (
+        f"{kind} {found.judged[0]:.3f} to {found.last:.3f}, lowest {found.best:.3f}, ln C {found.guess:.3f}, in "
+        f"{len(found.losses)} steps"
+    )
+
+
+def _points(found: Run) -> tuple[tuple[float, float], ...]:
+    every = max(1, len(found.losses) // len(found.judged))
+    return tuple((float(i * every), x) for i, x in enumerate(found.judged))
 
 
 def scaled_down(context: Context, limits: Limits) -> tuple[Context, str]:
     """Return a network that trains in a minute: the context's own when it is small and has data, else one like it."""
     count = sum(p.numel() for p in context.network.module.parameters())
     if context.data.real and count <= limits["parameters"]:
-        return context, "the network itself"
-    arch, facts = context.arch, context.facts
-    placement = arch.placement or "pre"
+        plan = dataclasses.replace(context.plan, precision="fp32")
+        return dataclasses.replace(context, plan=plan), "the network itself"
     width = int(limits["width"])
-    sets = [f"depth={min(arch.depth, int(limits['depth']))}", f"dim={width}", "heads=3", "patch=2", "image=8"]
-    sets += ["channels=1", "classes=10", f"norm={placement}"]
-    sets += [
-        f"{k}={v}" for k, v in (("norm_eps", facts.norm_eps), ("kv_normalised", facts.kv_normalised)) if v is not None
-    ]
-    scheme = context.scheme or context.audit.fits[0].scheme.name
-    data = context.data if context.data.real else digits()[0]
-    wanted = Wanted(tuple(sets), scheme=scheme, data=data, plan=context.plan, seed=context.plan.seed)
-    return context_of("vit_tiny", wanted), f"a network of its depth, norms and init at width {width}"
+    small = smaller(context, width, int(limits["depth"]))
+    return small, f"a network of its depth, norms and init at width {width}"
 
 
 CHECK = Check(
     id="training-probe",
     title="Does a short training train?",
-    measures="the loss over the planned schedule in float32, with and without warm-up, of the network itself when "
-    "it is small, "
-    "else of one with its depth, norm placement, eps, keys and values, and init at width 48, on the data or on digits",
-    threshold="trains: below 0.93 ln C at the end; stuck: never below 0.9 ln C; collapses: was below and is back; "
-    "diverges: not "
-    "finite, or twice ln C. Info when only the run without warm-up fails",
-    advice="read the checks before it: gradient-profile for stuck, facts and attention for collapses, first-step "
-    "for diverges",
+    measures="the loss over the planned schedule in float32, with and without warm-up, of the network itself when it "
+    "is small, else of one with its depth, norm placement, eps, keys and values, and init at width 48, on the data or "
+    "on digits. With --vary, of every combination of the values given: norm, init, eps, release, precision, depth, lr, "
+    "warmup, kv_normalised. Mixup and cutmix are timm's; then the loss of images that are not mixed is judged",
+    threshold="trains: below 0.93 ln C at the end; needs warm-up: trains with and not without; stuck: never below "
+    "0.9 ln C; collapses: was below and is back; diverges: not finite, or twice ln C. Info when only the run without "
+    "warm-up fails; of several variants, error when none trains",
+    advice="read the checks before it: gradient-profile for stuck, facts, stream-growth and attention for collapses, "
+    "first-step for diverges",
     cost="training",
     run=run,
     limits={"parameters": 3e6, "width": 48, "depth": 24, "batch": 32},

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     "--data", metavar="PATH", help="Images: digits, a .npz with images and labels, or a folder of class folders."
 )
 @click.option("--beside", metavar="TARGET", help="A second network, for step-parity.")
+@click.option("--training", metavar="NAME", help="A training by name: first-report, with mixup and cutmix.")
+@click.option(
+    "--vary", multiple=True, metavar="AXIS=V,V", help="Train variants: norm, init, eps, release, precision, depth, lr, "
+    "warmup, kv_normalised. Runs training-probe."
+)  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A fact, a size, a change (norm=deepnorm), or "
               "an option of the host.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and images.")
@@ -82,15 +87,25 @@ def _context(
     target: str, options: dict[str, Any], *, drawn: bool = True
 ) -> tuple[Context, tuple[str, ...], tuple[str, ...], Any]:
     from vitconv.checks.base.data import digits, read_data
-    from vitconv.checks.base.plan import Plan
+    from vitconv.checks.base.plan import PLANS, Plan
     from vitconv.checks.base.recipe import is_recipe, read_recipe
     from vitconv.checks.base.target import Wanted, context_of
+    from vitconv.checks.base.variants import parse
     from vitconv.parity.precision import precision_of
+    from vitconv.registry import unknown
 
-    changes = {k: options[k] for k in ("precision", "lr", "batch", "steps") if options[k] is not None}
+    variants = parse(options["vary"])
+    if variants and not options["only"]:
+        options = {**options, "only": ("training-probe",)}
+    changes: dict[str, Any] = {k: options[k] for k in ("precision", "lr", "batch", "steps") if options[k] is not None}
     if "precision" in changes:
         precision_of(changes["precision"])
-    wanted = Wanted(tuple(options["sets"]), scheme=options["scheme"], seed=options["seed"])
+    named = Plan()
+    if options["training"]:
+        if options["training"] not in PLANS:
+            raise unknown("training", options["training"], list(PLANS))
+        named = PLANS[options["training"]]
+    wanted = Wanted(tuple(options["sets"]), scheme=options["scheme"], plan=named, seed=options["seed"])
     if is_recipe(target):
         recipe = read_recipe(target, wanted)
         plan = replace(recipe.wanted.plan, **changes)
@@ -102,15 +117,18 @@ def _context(
             beside=options["beside"] or recipe.beside,
         )
         context = recipe.context()
+        if variants:
+            context = replace(context, vary=variants)
         return context, options["only"] or recipe.only, (*recipe.skip, *options["skip"]), recipe.thresholds
     data = None
     if options["data"]:
         data = digits()[0] if options["data"] == "digits" else read_data(options["data"])
-    wanted = replace(wanted, data=data, plan=replace(Plan(), **changes))
+    wanted = replace(wanted, data=data, plan=replace(named, **changes))
     context = context_of(target, wanted)
     if options["beside"]:
         beside = context_of(options["beside"], Wanted(data=data, plan=wanted.plan, seed=wanted.seed))
         context = replace(context, other=beside)
+    context = replace(context, vary=variants)
     return context, options["only"], options["skip"], {}
 
 

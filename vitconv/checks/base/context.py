@@ -37,6 +37,7 @@ class Context:
         spec: how it was asked for, to describe copies of it.
         plan: the training that is planned.
         other: the network to train beside it, for step parity.
+        vary: the variants to train, {axis: value} each; see `vitconv.checks.base.variants`.
         lacking: why there is no network, or no canonical view.
         notes: what the user should know.
     """
@@ -51,6 +52,7 @@ class Context:
     spec: Spec = field(default_factory=Spec)
     plan: Plan = field(default_factory=Plan)
     other: Context | None = None
+    vary: tuple[Mapping[str, str], ...] = ()
     lacking: str = ""
     notes: tuple[str, ...] = ()
 

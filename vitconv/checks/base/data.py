@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +17,24 @@ from vitconv.hosts.base.host import Inputs
 from vitconv.parity.probe import probe_images
 
 HELD_OUT = 360
+# Bytes of images in memory at a network's own size; pictures read from a folder, and their side in pixels.
+FITTED = 1 << 28
+PICTURES, SIDE = 2048, 64
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Examples: images [n c height width] or tokens [n t d], float32, labels [n], int64, and where they come from."""
+    """Examples: images [n c height width] or tokens [n t d], float32, labels [n], int64, and where they come from.
+
+    `whole`: what these were resized from, all of them.
+    """
 
     images: Tensor
     labels: Tensor
     origin: str
     real: bool = False
+    whole: Data | None = None
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the first `size` examples."""
@@ -38,16 +46,17 @@ class Data:
         return int(self.labels.max()) + 1
 
     def fitted(self, inputs: Inputs) -> Data:
-        """Return the examples resized, and their channels repeated, for what a network takes."""
+        """Return the examples resized, and their channels repeated, for what a network takes: as many as fit 256 MB."""
         if inputs.kind != "images" or self.images.dim() != 4 or tuple(self.images.shape[1:]) == inputs.shape:
             return self
         channels, *size = inputs.shape
-        x = self.images
+        most = max(16, FITTED // (4 * prod(inputs.shape)))
+        x, labels = self.images[:most], self.labels[:most]
         if tuple(x.shape[2:]) != tuple(size):
             x = functional.interpolate(x, size=tuple(size), mode="bilinear", antialias=True)
         if x.shape[1] != channels:
             x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
-        return Data(x, self.labels, self.origin, self.real)
+        return Data(x, labels, self.origin, self.real, self.whole or self)
 
 
 def made_up(inputs: Inputs, count: int, classes: int, seed: int = 0) -> Data:
@@ -83,7 +92,8 @@ def digits() -> tuple[Data, Data]:
 def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
     """Read a `.npz` with `images` and `labels`, or a folder with one folder of pictures per class.
 
-    Images of 0..255 are scaled to -1..1; channels may come first or last.
+    Images of 0..255 are scaled to -1..1; channels may come first or last. The order is drawn by a fixed seed: files are
+    often sorted by class.
 
     Raises:
         UsageError: there is nothing, or the parts do not fit together.
@@ -110,24 +120,32 @@ def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
         x = x.permute(0, 3, 1, 2).contiguous()
     if x.dim() != 4 or labels.shape != (len(x),):
         raise UsageError(f"{path}: images {list(images.shape)} and labels {list(labels.shape)} do not fit together")
-    return Data(x, torch.from_numpy(labels.astype(np.int64)), str(path), True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return Data(x[order], torch.from_numpy(labels.astype(np.int64))[order], str(path), True)
 
 
 def _folder(path: Path, inputs: Inputs | None) -> Data:
+    """Read at most `PICTURES` pictures, in an order drawn by a fixed seed, at the network's size or at `SIDE`."""
     try:
         from PIL import Image
     except ImportError:
         raise UsageError(f"{path}: reading pictures needs pillow") from None
     classes = sorted(p for p in path.iterdir() if p.is_dir())
-    shape = inputs.shape if inputs is not None and inputs.kind == "images" else (3, 224, 224)
+    shape = inputs.shape if inputs is not None and inputs.kind == "images" else (3, SIDE, SIDE)
     mode = "L" if shape[0] == 1 else "RGB"
-    images, labels = [], []
-    for label, folder in enumerate(classes):
-        for file in sorted(f for f in folder.iterdir() if f.suffix.lower() in _PICTURES):
-            with Image.open(file) as picture:
-                pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
-            images.append(torch.from_numpy(pixels / 127.5 - 1).reshape(shape[1], shape[2], -1).permute(2, 0, 1))
-            labels.append(label)
-    if not images:
+    files = [(file, label) for label, folder in enumerate(classes) for file in _pictures(folder)]
+    if not files:
         raise UsageError(f"{path}: no pictures; expected one folder per class with {', '.join(_PICTURES)} in it")
-    return Data(torch.stack(images).contiguous(), torch.tensor(labels), str(path), True)
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()[:PICTURES]
+    images, labels = [], []
+    for file, label in (files[i] for i in order):
+        with Image.open(file) as picture:
+            pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
+        images.append(torch.from_numpy(pixels / 127.5 - 1).reshape(shape[1], shape[2], -1).permute(2, 0, 1))
+        labels.append(label)
+    origin = str(path) if len(order) == len(files) else f"{path}, {len(order)} of {len(files)} pictures"
+    return Data(torch.stack(images).contiguous(), torch.tensor(labels), origin, True)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.suffix.lower() in _PICTURES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,10 @@ class Plan:
             return self.lr * (step + 1) / self.warmup
         left = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * min(1.0, left)))
+
+
+# Trainings by name. The first public report: AdamW 0.9/0.95, lr 1e-4 x 4096/256 by the scaling rule, warm-up and
+# cosine, mixup, cutmix, label smoothing; decay as in the recipe it follows (He et al., MAE, 2022, table 11).
+PLANS: Mapping[str, Plan] = MappingProxyType(
+    {"first-report": Plan(lr=1.6e-3, decay=0.3, smoothing=0.1, mixup=0.8, cutmix=1.0, batch=32)}
+)

@@ -10,8 +10,9 @@ from typing import Any
 
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.data import digits, read_data
-from vitconv.checks.base.plan import Plan
+from vitconv.checks.base.plan import PLANS, Plan
 from vitconv.checks.base.target import Wanted, context_of
+from vitconv.checks.base.variants import parse
 from vitconv.errors import BadFile, UsageError
 from vitconv.registry import unknown
 
@@ -27,7 +28,10 @@ KEYS: Mapping[str, str] = {
     "checks": "the checks to run; all that need no training otherwise",
     "skip": "checks to leave out",
     "thresholds": "by check: limits by name",
-    "training": "the plan: lr, betas, decay, warmup, steps, batch, smoothing, clip, mixup, cutmix, seed",
+    "training": "the plan: lr, betas, decay, warmup, steps, batch, smoothing, clip, mixup, cutmix, seed; or "
+    "`first-report`, or `like: first-report` beside changes to it",
+    "vary": "variants for training-probe, a list of values by axis: norm, init, eps, release, precision, depth, lr, "
+    "warmup, kv_normalised",
     "data": "digits, a .npz, or a folder of class folders",
     "beside": "a second network to train step by step beside the first",
     "seed": "of weights and images",
@@ -53,6 +57,7 @@ class Recipe:
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     data: str = ""
     beside: str = ""
+    vary: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     def context(self) -> Context:
@@ -65,7 +70,7 @@ class Recipe:
         other = None
         if self.beside:
             other = context_of(self.beside, Wanted(data=wanted.data, plan=wanted.plan, seed=wanted.seed))
-        return dataclasses.replace(context, other=other, notes=(*self.notes, *context.notes))
+        return dataclasses.replace(context, other=other, vary=self.vary, notes=(*self.notes, *context.notes))
 
 
 def is_recipe(target: str) -> bool:
@@ -126,6 +131,7 @@ def _recipe(path: Path, raw: dict[str, Any], wanted: Wanted) -> Recipe:
         {str(k): {str(n): float(x) for n, x in dict(v).items()} for k, v in dict(raw.get("thresholds") or {}).items()},
         str(raw.get("data") or ""),
         str(raw.get("beside") or ""),
+        parse(f"{k}={_listed(v)}" for k, v in dict(raw.get("vary") or {}).items()),
         notes,
     )
 
@@ -155,7 +161,13 @@ def _network(raw: dict[str, Any], wanted: Wanted) -> tuple[str, dict[str, Any], 
 
 
 def _plan(raw: dict[str, Any], plan: Plan) -> Plan:
-    given = dict(raw.get("training") or {})
+    told = raw.get("training") or {}
+    given = {"like": told} if isinstance(told, str) else dict(told)
+    if "like" in given:
+        name = str(given.pop("like"))
+        if name not in PLANS:
+            raise unknown("training", name, list(PLANS))
+        plan = PLANS[name]
     known = {f.name for f in dataclasses.fields(Plan)}
     for name in given:
         if name not in known:
@@ -170,6 +182,11 @@ def _plan(raw: dict[str, Any], plan: Plan) -> Plan:
     except ValueError as e:
         raise UsageError(f"training: {e}") from None
     return dataclasses.replace(plan, **given)
+
+
+def _listed(value: Any) -> str:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
 
 
 def _text(value: Any) -> str:

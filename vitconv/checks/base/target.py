@@ -212,7 +212,16 @@ def _context(
     classes = 10 if weights is None or "head.weight" not in weights else weights["head.weight"].shape[0]
     data = wanted.data or made_up(built.inputs, wanted.count, classes, wanted.seed)
     return Context(
-        name, built, weights, facts, data.fitted(built.inputs), bridge, "", spec, wanted.plan, None, lacking, notes
+        name,
+        built,
+        weights,
+        facts,
+        data.fitted(built.inputs),
+        bridge,
+        spec=spec,
+        plan=wanted.plan,
+        lacking=lacking,
+        notes=notes,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitconv.checks.base.data import Data
 from vitconv.checks.base.halves import Watch
+from vitconv.checks.base.mixing import mixing
 from vitconv.checks.base.passes import loss_of
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.scaler import Kind, Scaler
@@ -20,10 +21,15 @@ from vitconv.inits.base.groups import groups
 from vitconv.parity.bridge import Bridge, state_of
 from vitconv.parity.precision import running
 
+# Where images are mixed, steps from one look at plain ones to the next.
+EVERY = 5
+
 
 @dataclass(frozen=True)
 class Run:
     """A training: losses by step, what the loss scaler saw, and how it went.
+
+    `plain`: cross-entropy of images that are not mixed, every fifth step, where the training mixes them.
 
     `verdict`: trains; stuck (never clearly below guessing); collapses (was below, and is back at guessing); diverges
     (not finite, or far above guessing).
@@ -33,18 +39,24 @@ class Run:
     steps: tuple[Kind, ...]
     guess: float
     scale: float = 1.0
+    plain: tuple[float, ...] = ()
+
+    @property
+    def judged(self) -> tuple[float, ...]:
+        """Return the losses that say how it went: those of plain images where the training's own are mixed."""
+        return self.plain or self.losses
 
     @property
     def last(self) -> float:
         """Return the mean loss of the last tenth."""
-        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        tail = self.judged[-max(1, len(self.judged) // 10) :]
         return sum(tail) / len(tail)
 
     @property
     def best(self) -> float:
         """Return the lowest mean of ten losses in a row."""
-        k = min(10, len(self.losses))
-        return min(sum(self.losses[i : i + k]) / k for i in range(len(self.losses) - k + 1))
+        k = min(10, max(1, len(self.judged) // 10))
+        return min(sum(self.judged[i : i + k]) / k for i in range(len(self.judged) - k + 1))
 
     @property
     def verdict(self) -> str:
@@ -125,14 +137,22 @@ def train(
     scaler = Scaler(65536.0 if half else 1.0)
     losses, seen = list[float](), list[Kind]()
     parameters = [p for p in module.parameters() if p.requires_grad]
+    mixed = mixing(plan, _classes(built, data)) if plan.mixup or plan.cutmix else None
+    plain = list[float]()
     with torch.random.fork_rng(devices=[]), running(plan.precision, "cpu") as mode:
         torch.manual_seed(plan.seed)
         for step, (x, labels) in enumerate(batches(data, plan)):
             module.zero_grad(set_to_none=True)
+            smoothing = plan.smoothing
+            if mixed is not None:
+                if step % EVERY == 0:
+                    plain.append(_plain(built, x, labels))
+                x, labels = mixed.mix(x, labels)
+                smoothing = 0.0
             with Watch(None) if half else nullcontext():
                 with mode.forward():
                     output = built.run(module, x)
-                loss = loss_of(output, labels, plan.smoothing)
+                loss = loss_of(output, labels, smoothing)
                 (loss * scaler.scale).backward()
             classes = classes or output.shape[-1]
             losses.append(float(loss.detach()))
@@ -151,4 +171,21 @@ def train(
                 optim.step(plan.lr_at(step))
             if (watch is not None and watch(step)) or (not math.isfinite(losses[-1]) and not half):
                 break
-    return Run(tuple(losses), tuple(seen), math.log(max(2, min(classes, data.classes))), scaler.scale)
+    guess = math.log(max(2, min(classes, data.classes)))
+    return Run(tuple(losses), tuple(seen), guess, scaler.scale, tuple(plain))
+
+
+def _plain(built: Built, images: Tensor, labels: Tensor) -> float:
+    """Return the cross-entropy of these images as they are, in evaluation."""
+    training = built.module.training
+    built.module.eval()
+    with torch.no_grad():
+        loss = float(loss_of(built.run(built.module, images), labels))
+    built.module.train(training)
+    return loss
+
+
+def _classes(built: Built, data: Data) -> int:
+    """Return the number of logits."""
+    with torch.no_grad():
+        return int(built.run(built.module, data.images[:1]).shape[-1])
