@@ -19,6 +19,7 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --prefer-binary -e '.[test]'
 	$(BIN)/python -m pip install --quiet --no-deps xformers==0.0.28.post3
+	$(BIN)/python -m compileall -q vitconv
 	touch $@
 
 # One thread per worker: many small operations on two cores are slowed down by more.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from vitconv.conversion.facts import FACTS
 from vitconv.conversion.kept import OWNER, source_digest
 from vitconv.conversion.place import where
 from vitconv.conversion.prepare import RESIDUE, Order, Prepared, prepare
-from vitconv.conversion.prove import check_equal, derived_lines, reread
+from vitconv.conversion.prove import check_equal, derived_lines
 from vitconv.conversion.recognise import DIALECT, VARIANT
 from vitconv.conversion.stream import Sources, cell_array, outputs
 from vitconv.errors import Refused, UsageError
@@ -27,11 +28,12 @@ from vitconv.layout.plan import Plan
 from vitconv.record import dataclass
 
 Progress = Callable[[int, int], None]
+DISTRIBUTED = "torch-distributed"
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a conversion wrote."""
+    """What a conversion wrote. `silent`: one of several processes did, and another one speaks for all."""
 
     files: tuple[Path, ...]
     nbytes: int
@@ -40,6 +42,7 @@ class Done:
     notes: tuple[str, ...] = ()
     reread: bool = False
     residue: Path | None = None
+    silent: bool = False
 
 
 def convert(
@@ -50,6 +53,10 @@ def convert(
     Raises:
         VitconvError: see `prepare`; Refused when tied tensors or constants differ. Nothing is half-written.
     """
+    if order.form != "safetensors" or os.environ.get("WORLD_SIZE", "1") != "1":
+        from vitconv.conversion.spread import convert_spread
+
+        return convert_spread(src, Path(dst), order, progress=progress)
     prepared = prepare(src, order)
     try:
         return prepared, write(prepared, Path(dst), progress=progress)
@@ -71,13 +78,17 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     }:
         raise UsageError(f"--residue {order.residue} is an output of this conversion; name another file")
     rounding = check_values(p, sources)
+    if prepared.source.checkpoint.format == DISTRIBUTED:
+        from vitconv.conversion.lost_shards import check_lost
+
+        rounding += check_lost(sources, allowed=order.allow_zeros)
     standing = beside.standing(home)
-    outs = _named(outputs(p, sources), prepared)
+    outs = named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
-    residue = _write_residue(prepared, inputs)
-    metadata = _metadata(prepared, residue)
+    residue = residue_of(prepared, inputs)
+    metadata = metadata_of(prepared, residue)
     if folder is not None and order.shard_bytes is not None:
         files = write_sharded(
             folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
@@ -90,6 +101,8 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     # A folder is ours, its configuration too; beside a single file lies what belongs to others.
     configs = beside.write(home, () if folder else standing)
     if order.prove:
+        from vitconv.conversion.reread import reread
+
         reread(folder if len(files) > 1 and folder else files[0], outs, p)
     said = [*swept, *rounding, *derived_lines(p, sources), *beside.notes, *([beside.lacking] if beside.lacking else [])]
     if order.residue is not None and residue is None:
@@ -147,7 +160,8 @@ def _folder_made(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def _named(outs: list[Out], prepared: Prepared) -> list[Out]:
+def named(outs: list[Out], prepared: Prepared) -> list[Out]:
+    """Return the outputs, with the envelope put back around their names where that was asked for."""
     if not prepared.order.keep_envelope:
         return outs
     return [
@@ -155,7 +169,7 @@ def _named(outs: list[Out], prepared: Prepared) -> list[Out]:
     ]
 
 
-def _metadata(prepared: Prepared, residue: Path | None) -> dict[str, str]:
+def metadata_of(prepared: Prepared, residue: Path | None) -> dict[str, str]:
     """Return the metadata of the output: the source's own, then what makes the file say what it is."""
     if prepared.order.plain:
         return {"format": "pt"}
@@ -187,7 +201,8 @@ def _metadata(prepared: Prepared, residue: Path | None) -> dict[str, str]:
     return {**own, **record}
 
 
-def _write_residue(prepared: Prepared, inputs: list[Path]) -> Path | None:
+def residue_of(prepared: Prepared, inputs: list[Path]) -> Path | None:
+    """Write what the target has no place for, where that was asked for, and return the file."""
     cells = [c for c in prepared.plan.residue if c not in prepared.dropped]
     path = prepared.order.residue
     if path is None or not cells:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any
 
-from vitconv.conversion.prove import WINDOW
 from vitconv.conversion.recognise import Recognised
+from vitconv.io.compare import WINDOW
 from vitconv.io.tensor import ITEMSIZE
 from vitconv.layout.canonical import template_of
 from vitconv.layout.network import Cell, Network, decode

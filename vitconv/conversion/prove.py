@@ -1,24 +1,17 @@
-"""Proof after the fact: tied tensors and constants before writing, and every byte of the written file on request."""
+"""Proof from the data before writing: tied tensors are the same bits, constants have the value they should have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitconv.errors import LayoutError, Refused
-from vitconv.io.segment import Segment, read_at
-from vitconv.io.sink import Chunk, Out
-from vitconv.io.source import open_checkpoint
+from vitconv.errors import Refused
 from vitconv.layout.arith import FLOATS
 from vitconv.layout.buffers import CLOSE, agrees, is_buffer
-from vitconv.layout.match import Header, collapse, readings
+from vitconv.layout.match import collapse
 from vitconv.layout.plan import Plan
 
 if TYPE_CHECKING:
     from vitconv.conversion.stream import Sources
-
-WINDOW = 1 << 18
 
 
 def check_equal(p: Plan, sources: Sources) -> None:
@@ -133,43 +126,3 @@ def _distance(sources: Sources, a: str, b: str) -> str:
         return f" ({x.dtype} and {y.dtype})"
     both = [to_float(sources.read(k), s.dtype, s.shape) for k, s in ((a, x), (b, y))]
     return f" (largest difference {float(np.max(np.abs(both[0] - both[1]))):.3g})"
-
-
-def reread(path: Path, outs: list[Out], p: Plan) -> None:
-    """Open the written file, detect it anew, and compare every byte with what the plan takes from the source.
-
-    Raises:
-        LayoutError: the file is not what was planned; it must not be used.
-    """
-    with open_checkpoint(path) as written:
-        found = {t.key: t for t in written.tensors}
-        if set(found) != {o.key for o in outs}:
-            odd = sorted(set(found) ^ {o.key for o in outs})
-            raise LayoutError(f"{path} does not hold the planned tensors: {', '.join(collapse(odd))}")
-        for o in outs:
-            t = found[o.key]
-            if (t.dtype, t.shape) != (o.dtype, o.shape):
-                raise LayoutError(f"{path}: {o.key} is {t.dtype} {t.shape}, planned was {o.dtype} {o.shape}")
-            at = 0
-            for piece in _windows(o.chunks()):
-                if written.read_range(t, at, at + len(piece)) != piece:
-                    raise LayoutError(f"{path}: {o.key} differs from the plan after byte {at}")
-                at += len(piece)
-            if at != t.nbytes:
-                raise LayoutError(f"{path}: {o.key} has {t.nbytes} bytes, planned were {at}")
-        keys = {t.key for t in p.targets}
-        if keys == set(found):
-            again = readings(p.target.variant.dialect, Header({k: t.shape for k, t in found.items()}))
-            if not any(m.fits for m in again):
-                raise LayoutError(f"{path} is not recognised as {p.target.variant.dialect.name}")
-
-
-def _windows(chunks: Iterable[Chunk]) -> Iterator[bytes]:
-    for chunk in chunks:
-        if isinstance(chunk, Segment):
-            for at in range(0, chunk.nbytes, WINDOW):
-                yield read_at(chunk.fd, chunk.offset + at, min(WINDOW, chunk.nbytes - at))
-        else:
-            view = memoryview(chunk).cast("B")
-            for at in range(0, len(view), WINDOW):
-                yield bytes(view[at : at + WINDOW])
