@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 @click.option(
     "--shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (500MB, 2GiB) with an index."
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="dcp: a folder of torch.distributed.checkpoint. Under torchrun every process writes its own shards.",
+)
+@click.option("--allow-zeros", is_flag=True, help="Take all-zero weights of a distributed checkpoint for meant.")
 @click.option("--plain", is_flag=True, help="Write no metadata of vitconv, as the reference writer would.")
 @click.option("--sync/--no-sync", default=True, show_default=True, help="Wait until the disk has the data (fsync).")
 @click.option("--prove", is_flag=True, help="Read the written file again and compare every byte with the source.")
@@ -53,6 +62,8 @@ def command(
     keep_order: bool,
     keep_envelope: bool,
     shard_size: str | None,
+    form: str,
+    allow_zeros: bool,
     plain: bool,
     sync: bool,
     prove: bool,
@@ -89,6 +100,8 @@ def command(
         plain=plain,
         prove=prove,
         sync=sync,
+        form=form,
+        allow_zeros=allow_zeros,
     )
     if dry_run:
         prepared = prepare(src, order)
@@ -99,6 +112,8 @@ def command(
         raise UsageError("DST is missing: the .safetensors file or folder to write (or --dry-run)")
     with progress_bar(f"{src.name} to {to}") as progress:
         prepared, done = convert(src, dst, order, progress=progress)
+    if done.silent:
+        return 0
     emit(converted(prepared, done), as_json=as_json)
     return 0
 

@@ -52,6 +52,8 @@ class Order:
         plain: write no metadata of our own, so that the file equals the reference writer's.
         prove: read the written file again and compare every byte.
         sync: wait until the disk has the data before the file takes its name, so that it survives a power cut.
+        form: "safetensors", or "dcp" for a folder of torch.distributed.checkpoint.
+        allow_zeros: take weights of a distributed checkpoint that are all zeros for what they are.
     """
 
     to: str
@@ -68,6 +70,8 @@ class Order:
     plain: bool = False
     prove: bool = False
     sync: bool = True
+    form: str = "safetensors"
+    allow_zeros: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ OWN = "vitconv"
 _MAX_CATALOGUE = 1 << 30
 _MAX_VALUES = 4096
 _MAX_VALUE = 1 << 20
+_SAMPLE = 256
 
 
 class Distributed(Checkpoint):
@@ -49,10 +50,19 @@ class Distributed(Checkpoint):
             return None
         return Segment(self._by_name[entry.pieces[0].file].fd, place.at, stored.nbytes)
 
-    def pieces(self, stored: Stored) -> list[tuple[str, bytes]]:
-        """Return (file name, bytes) of every piece of a tensor, for looking at each alone."""
+    def zero_pieces(self, stored: Stored) -> list[str]:
+        """Return the files whose piece of a tensor holds nothing but zero bytes."""
         entry = self._entries[str(stored.blob.member)]
-        return [(piece.file, bytes(self._piece(entry, piece))) for piece in entry.pieces]
+        found = []
+        for piece in entry.pieces:
+            place, fd = self._locate(entry, piece), self._by_name[piece.file].fd
+            ends = (place.at, place.at + place.nbytes // 2, place.at + max(0, place.nbytes - _SAMPLE))
+            samples = (read_at(fd, at, min(_SAMPLE, place.at + place.nbytes - at)) for at in ends)
+            if any(sample.strip(b"\0") for sample in samples):
+                continue
+            if not read_at(fd, place.at, place.nbytes).strip(b"\0"):
+                found.append(piece.file)
+        return found
 
     def _locate(self, entry: Entry, piece: Piece) -> Place:
         place = self._located.get(piece)

@@ -121,7 +121,7 @@ def write_sharded(
     if shard_bytes < 1:
         raise UsageError(f"a shard of {shard_bytes} bytes cannot hold anything")
     target = Path(folder)
-    shards = _share_out(list(outs), shard_bytes)
+    shards = share_out(list(outs), shard_bytes)
     for path in inputs:
         if path.parent.resolve() == target.resolve():
             raise same_file(target)
@@ -163,7 +163,7 @@ def write_sharded(
     return [target / name for name in names]
 
 
-def _share_out(outs: Sequence[Out], shard_bytes: int) -> list[list[Out]]:
+def share_out(outs: Sequence[Out], shard_bytes: int) -> list[list[Out]]:
     """Fill one shard after the other; a tensor larger than a shard gets its own, and the one being filled goes on.
 
     The rule, and so the shards, are those of huggingface_hub (`serialization/_base.py`).
@@ -181,6 +181,17 @@ def _share_out(outs: Sequence[Out], shard_bytes: int) -> list[list[Out]]:
         now.append(out)
         size += out.nbytes
     return [*shards, now] if now or not shards else shards
+
+
+def shard_name(number: int, count: int) -> str:
+    """Return the name of a shard, counted from 1; a single one is no shard."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+
+
+def index_text(weight_map: Mapping[str, str], total: int) -> bytes:
+    """Return the index of shards that hold `total` bytes of data, as transformers lays it out."""
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _check_folder(folder: Path) -> None:
@@ -205,7 +216,7 @@ def _write_shards(
     weight_map: dict[str, str] = {}
     before = 0
     for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        name = shard_name(number, len(shards))
         done = before
         report = None if progress is None else lambda now, _, done=done: progress(min(done + now, total), total)
         write_file(folder / name, file_order(shard), metadata, progress=report, durable=durable)
@@ -213,9 +224,7 @@ def _write_shards(
         before += sum(out.nbytes for out in shard)
         names.append(name)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         with replacing(folder / INDEX, durable=durable) as fd:
-            text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            write_chunks(Writer(fd, 0, None), [text.encode()])
+            write_chunks(Writer(fd, 0, None), [index_text(weight_map, total)])
         names.append(INDEX)
     return names
