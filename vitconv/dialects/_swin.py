@@ -82,6 +82,9 @@ def fixed(v2: bool) -> dict[str, object]:
     }
 
 
+# What the authors' code takes: microsoft/Swin-Transformer, nn.LayerNorm and nn.GELU as they come.
+AUTHOR = {"activation": "gelu", "norm_eps": 1e-5, "final_norm_eps": 1e-5, "embed_norm_eps": 1e-5}
+
 OTHERS: Mapping[str, str] = {
     r"\.attn\.(b[01]\.)?(scale|pos|dwc\.(weight|bias))$|\.lepe\.": "focused linear attention",
     r"\.attn\.(sr|sr_norm)\.": "a spatial reduction of keys and values (PVT)",
@@ -112,6 +115,7 @@ def published(
         family=FAMILY,
         staged=True,
         implies=fixed(v2),
+        author=AUTHOR,
         entries=(
             *stem("patch_embed.proj", "patch_embed.norm", "absolute_pos_embed" if own else ""),
             *norm(at + "norm1", B + "norm1"),
@@ -150,6 +154,7 @@ def torchvision(name: str, title: str, *, v2: bool) -> Dialect:
         family=FAMILY,
         staged=True,
         implies={**fixed(v2), "activation": "gelu"},
+        author=AUTHOR,
         entries=(
             *linear("features.0.0", "embed.patch", "d c p q"),
             *norm("features.0.2", "embed.norm"),
@@ -192,6 +197,7 @@ def transformers(name: str, title: str, *, v2: bool, new: bool) -> Dialect:
         family=FAMILY,
         staged=True,
         implies=fixed(v2),
+        author=AUTHOR,
         entries=(
             Choice(
                 "model",

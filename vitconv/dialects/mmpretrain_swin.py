@@ -3,7 +3,7 @@
 Source: open-mmlab/mmpretrain, mmpretrain/models/backbones/swin_transformer.py and mmcv's PatchMerging, 1.2.0.
 """
 
-from vitconv.dialects._swin import BY_ROW, MASK, B, cannot, fixed, indices, merging, offsets, qkv
+from vitconv.dialects._swin import AUTHOR, BY_ROW, MASK, B, cannot, fixed, indices, merging, offsets, qkv
 from vitconv.layout.canonical_stages import FAMILY
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import linear, norm, rule
@@ -18,6 +18,7 @@ DIALECT = Dialect(
     family=FAMILY,
     staged=True,
     implies=fixed(False),
+    author=AUTHOR,
     entries=(
         *linear("patch_embed.projection", "embed.patch", "d c p q"),
         *norm("patch_embed.norm", "embed.norm", optional=True),

@@ -53,7 +53,7 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield one(f"{b}attn.logit_scale", "h", "logit_scale", "logarithm of the cosine attention's scale")
     yield from pair(f"{b}attn.cpb.up", "cpb", "MLP of the relative positions, first linear", "k 2", "k")
     yield one(f"{b}attn.cpb.down.weight", "h k", "cpb.weight", "MLP of the relative positions, second linear")
-    yield from pair(f"{b}attn.sr", "attn.sr", "spatial reduction of keys and values", "f d x y", "f")
+    yield from pair(f"{b}attn.sr", "attn.sr", "spatial reduction of keys and values", "f d v w", "f")
     yield from norm(f"{b}attn.sr_norm", "norm after the spatial reduction", "f")
     # Focused linear attention; b0 and b1 are the two branches of a CSwin block.
     for at, word in (("", ""), ("b0.", ", first branch"), ("b1.", ", second branch")):
@@ -62,10 +62,10 @@ def _slots() -> Iterator[tuple[str, Slot]]:
         yield one(f"{b}attn.{at}pos", f"u {wide}", "position", f"position table added to the keys{word}")
         yield from pair(f"{b}attn.{at}dwc", "dwc", f"depthwise convolution of the values{word}", "e x y", "e")
         if at:
-            yield from pair(f"{b}attn.{at}lepe", "dwc", f"positional convolution of the values{word}", "g x y", "g")
+            yield from pair(f"{b}attn.{at}lepe", "dwc", f"positional convolution of the values{word}", "g j l", "g")
     yield from norm(f"{b}norm2", "norm of the MLP branch")
     yield from pair(f"{b}mlp.up", "mlp.up", "MLP, first linear", "m d", "m")
-    yield from pair(f"{b}mlp.dwc", "dwc", "depthwise convolution inside the MLP", "m x y", "m")
+    yield from pair(f"{b}mlp.dwc", "dwc", "depthwise convolution inside the MLP", "m r z", "m")
     yield from pair(f"{b}mlp.down", "mlp.down", "MLP, second linear", "d m", "d")
     yield from norm(f"{s}norm", "norm at the end of the stage")
     yield from norm("norm", "final norm, before pooling", "last")

@@ -17,7 +17,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm_placement": ("pre", "post", "deepnorm", "res-post"),
     "norm_kind": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
-    "pooling": ("token", "avg", "avg-prefix", "map", "none"),
+    "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "none"),
     "position": ("learned", "sincos", "rope", "relative", "none"),
     "position_resize": (
         "bicubic",

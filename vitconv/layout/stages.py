@@ -28,6 +28,8 @@ from vitconv.record import dataclass
 PER_BLOCK = "blocks"
 _EXPR = re.compile(r"\{(\d*)s([+-]\d+)?\}")
 _SHARED = frozenset("cpqo*")
+# Sizes that blocks of one stage may differ in: tokens of a window, width of a branch, kernels.
+_OF_BLOCK = frozenset("ugxyvwrzjl")
 _MOST_STAGES = 16
 Block = tuple[int, int]
 
@@ -233,11 +235,11 @@ def _at(e: Rule | Const | Alias, net: Net, s: int | None, i: int) -> Iterator[En
     elif isinstance(e, Const):
         yield from _const(e, key, net, s or 0, i)
     else:
-        parts = tuple(Part(_put(p.key, s or 0, i, stages), _axes(p.axes, s, stages)) for p in e.parts)
+        parts = tuple(Part(_put(p.key, s or 0, i, stages), _axes(p.axes, s, i, stages)) for p in e.parts)
         fill = tuple((_put(name, s or 0, i, stages), value) for name, value in e.fill)
         # All tensors of one optional rule are there, or none; a group may say {s} and {i}: then of a stage, of a block.
         group = e.group.replace("{s}", str(s)).replace("{i}", str(i)) or (e.key if e.optional else "")
-        yield Rule(key, _axes(e.axes, s, stages), parts, e.optional, "all", fill, group)
+        yield Rule(key, _axes(e.axes, s, i, stages), parts, e.optional, "all", fill, group)
 
 
 def _put(template: str, s: int, i: int, stages: int) -> str:
@@ -249,16 +251,16 @@ def _put(template: str, s: int, i: int, stages: int) -> str:
     return text.replace("{i}", str(i)).replace("{l}", str(stages - 1))
 
 
-def _axes(axes: Axes, s: int | None, stages: int) -> Axes:
-    return tuple(Axis(tuple(_atom(a, s, stages) for a in axis.atoms), axis.joined) for axis in axes)
+def _axes(axes: Axes, s: int | None, i: int, stages: int) -> Axes:
+    return tuple(Axis(tuple(_atom(a, s, i, stages) for a in axis.atoms), axis.joined) for axis in axes)
 
 
-def _atom(a: str, s: int | None, stages: int) -> str:
+def _atom(a: str, s: int | None, i: int, stages: int) -> str:
     if a.isdigit() or a == "*" or (s is None and a in _SHARED):
         return a
     if a in ("before", "last"):
         return f"d_{stages - 1 if a == 'last' else (s or 0) - 1}"
-    return f"{a}_{s or 0}"
+    return f"{a}_{s or 0}_{i}" if a in _OF_BLOCK else f"{a}_{s or 0}"
 
 
 def _const(e: Const, key: str, net: Net, s: int, i: int) -> Iterator[Const]:
