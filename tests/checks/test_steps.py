@@ -14,7 +14,7 @@ from vitconv.checks.base.data import Data
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.scaler import judge
 from vitconv.checks.base.target import Wanted, context_of
-from vitconv.checks.base.training import Run, train
+from vitconv.checks.base.training import Moments, Run, train
 from vitconv.checks.base.variants import Tried, named, parse, smaller
 from vitconv.errors import UsageError
 from vitconv.hosts.base.host import Spec
@@ -95,6 +95,30 @@ def test_a_network_beside_timms_stays_the_same(check: Any) -> None:
     b = context_of("vit_tiny", Wanted(sets=ours))
     found = check("step-parity", dataclasses.replace(a, other=b))
     assert found.level == "ok", found.findings
+    assert [f.figures["steps"] for f in found.findings] == [5, 5]
+    assert "moments carried from timm to canonical" in found.findings[1].text
+
+
+def drop(moments: Moments) -> Moments:
+    return Moments(0, {k: x * 0 for k, x in moments.first.items()}, {k: x * 0 for k, x in moments.second.items()})
+
+
+def swap(moments: Moments) -> Moments:
+    def one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {k.replace(".q.", "<").replace(".k.", ".q.").replace("<", ".k."): x for k, x in tensors.items()}
+
+    return Moments(moments.t, one(moments.first), one(moments.second))
+
+
+@pytest.mark.parametrize("fault", [drop, swap], ids=["moments-dropped", "q-and-k-swapped"])
+def test_moments_that_were_carried_wrongly_part_them(fault: Any, check: Any, monkeypatch: Any) -> None:
+    sizes = ("img_size=16", "patch_size=4", "embed_dim=48", "depth=2", "num_heads=3", "num_classes=10")
+    a = context_of("timm:vit_tiny_patch16_224", Wanted(sets=sizes, scheme="timm-moco"))
+    b = context_of("vit_tiny", Wanted(("image=16", "patch=4", "dim=48", "depth=2", "heads=3", "classes=10")))
+    carried = Moments.carried
+    monkeypatch.setattr(Moments, "carried", lambda *words: fault(carried(*words)))
+    found = check("step-parity", dataclasses.replace(a, other=b))
+    assert [f.level for f in found.findings] == ["ok", "error"]
 
 
 def test_a_wrong_attention_scale_parts_them(network: Any, check: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from vitconv.checks.base.mixing import mixing
 from vitconv.checks.base.passes import loss_of
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.scaler import Kind, Scaler
+from vitconv.conversion.translate import translate
 from vitconv.hosts.base.host import Built
 from vitconv.inits.base.groups import groups
 from vitconv.parity.bridge import Bridge, state_of
@@ -92,6 +93,49 @@ class AdamW:
             p.mul_(1 - lr * decay)
             p.addcdiv_(m / (1 - b1**self.t), (v / (1 - b2**self.t)).sqrt_().add_(self.plan.eps), value=-lr)
 
+    def state(self, module: nn.Module) -> Moments:
+        """Return the moments under the keys of the module's state dict, zero where there is none."""
+        state = state_of(module)
+        pairs = {k: self.moments.get(id(p), (torch.zeros_like(p), torch.zeros_like(p))) for k, p in state.items()}
+        return Moments(
+            self.t,
+            {k: m.detach().clone() for k, (m, _) in pairs.items()},
+            {k: v.detach().clone() for k, (_, v) in pairs.items()},
+        )
+
+    def load(self, module: nn.Module, moments: Moments) -> None:
+        """Take up these moments, which are under the keys of the module's state dict."""
+        self.t = moments.t
+        own = {id(p) for p in (*self.decayed, *self.others)}
+        for key, p in state_of(module).items():
+            if id(p) in own and key in moments.first:
+                self.moments[id(p)] = (moments.first[key].clone(), moments.second[key].clone())
+
+
+@dataclass(frozen=True)
+class Moments:
+    """An optimiser's state: steps taken, and Adam's two moments, {key of the state dict: tensor} each."""
+
+    t: int
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+
+    def carried(self, from_: str, to: str, prefixes: tuple[str, str], facts: Mapping[str, object]) -> Moments:
+        """Return the moments under the names and shapes of another dialect: they travel as weights do.
+
+        `prefixes`: what stands ahead of every key, on this side and on the other.
+
+        Raises:
+            Refused: the other dialect has no place for a tensor.
+        """
+
+        def one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            inside = {key.removeprefix(prefixes[0]): x for key, x in tensors.items()}
+            moved = translate(inside, from_, to, kind="moments", facts=facts)
+            return {prefixes[1] + key: x for key, x in moved.items()}
+
+        return Moments(self.t, one(self.first), one(self.second))
+
 
 def optimiser(module: nn.Module, bridge: Bridge | None, plan: Plan) -> AdamW:
     """Return an optimiser whose decay goes by role, or, without a canonical view, by the number of axes."""
@@ -125,14 +169,23 @@ def batches(data: Data, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(
-    built: Built, data: Data, plan: Plan, bridge: Bridge | None = None, *, watch: Callable[[int], bool] | None = None
+    built: Built,
+    data: Data,
+    plan: Plan,
+    bridge: Bridge | None = None,
+    *,
+    watch: Callable[[int], bool] | None = None,
+    optim: AdamW | None = None,
+    skip: int = 0,
 ) -> Run:
     """Train in place; `watch(step)` is called after each step, and True ends the training.
+
+    `optim` goes on with an optimiser that has taken steps already; `skip` leaves out that many steps of the plan.
 
     A precision of `amp-fp16` is CUDA autocast's policy emulated, with a loss scale by GradScaler's rule.
     """
     module, classes = built.module, 0
-    optim = optimiser(module, bridge, plan)
+    optim = optimiser(module, bridge, plan) if optim is None else optim
     half = plan.precision == "amp-fp16"
     scaler = Scaler(65536.0 if half else 1.0)
     losses, seen = list[float](), list[Kind]()
@@ -142,6 +195,8 @@ def train(
     with torch.random.fork_rng(devices=[]), running(plan.precision, "cpu") as mode:
         torch.manual_seed(plan.seed)
         for step, (x, labels) in enumerate(batches(data, plan)):
+            if step < skip:
+                continue
             module.zero_grad(set_to_none=True)
             smoothing = plan.smoothing
             if mixed is not None:
