@@ -107,6 +107,11 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
+def authored(match: Match, facts: Semantics) -> Semantics:
+    """Fill in what the code of the layout's author takes, where nothing else says it."""
+    return facts.filled(match.variant.author)
+
+
 def proven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Fill in what the tensors themselves prove, which is the head count where an axis holds it.
 

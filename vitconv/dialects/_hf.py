@@ -38,6 +38,9 @@ IN_MEMORY = Names(
 BASE = Option("base", linear("pooler.dense", "pool.dense", "d2 d", optional=True), bind={"p": ""})
 ZERO_BIASES = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
 
+# What the configurations take when they say nothing; the authors of these networks take eps 1e-6.
+USUAL = {"norm_eps": 1e-12, "final_norm_eps": 1e-12, "activation": "gelu"}
+
 FORBIDS = (
     Forbid(r"^decoder\.", "a decoder (masked image modelling, MAE) is not carried; take the encoder"),
     Forbid(r"\.(lambda_[12]|relative_position_bias\..*)$", "this is BEiT's layout, not ViT's"),
@@ -68,8 +71,11 @@ def transformers(
     model: Choice,
     position: tuple[Rule, ...],
     cannot: dict[str, str],
+    more: tuple[Entry, ...] = (),
+    under: str = "",
+    cls: bool = True,
 ) -> Dialect:
-    """Build the dialect of one model in one epoch."""
+    """Build the dialect of one model in one epoch; `more` are entries besides the trunk's."""
     return Dialect(
         name=name,
         title=title,
@@ -77,20 +83,23 @@ def transformers(
         library="transformers",
         entries=(
             model,
-            *rule("{p}embeddings.cls_token: 1 1 d", "embed.cls: d"),
+            *(rule("{p}embeddings.cls_token: 1 1 d", "embed.cls: d") if cls else ()),
             *rule("{p}embeddings.mask_token: 1 1 d", "embed.mask: d", optional=True),
             *position,
             *linear("{p}embeddings.patch_embeddings.projection", "embed.patch", "d c p q"),
             *_blocks(names),
             *norm("{p}layernorm", "norm"),
+            *more,
         ),
+        usual=USUAL,
+        under=under,
         implies={
             "norm_placement": "pre",
             "norm_kind": "layernorm",
             "kv_normalised": True,
             "attention": "softmax",
         },
-        forbids=FORBIDS,
+        forbids=FORBIDS if not more else FORBIDS[1:],
         cannot={
             r"\.ls[12]$": "LayerScale; --edit fold-layer-scale folds it into the linears before it",
             r"^embed\.(reg|pos_reg)$": "register tokens",
@@ -126,6 +135,55 @@ def vit(name: str, title: str, names: Names) -> Dialect:
     position = rule("{p}embeddings.position_embeddings: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d")
     cannot = {r"^embed\.(dist|pos_dist)$|^head_dist\.": "a distillation token and its head; hf-deit has"}
     return transformers(name, title, "models/vit/modeling_vit.py", names, model, position, cannot)
+
+
+def ijepa(name: str, title: str, names: Names) -> Dialect:
+    """Build the dialect of I-JEPA: no class token, the mean of the patches under a classifier."""
+    head = linear("classifier", "head", "o d")
+    model = Choice(
+        "model",
+        (
+            Option("base", bind={"p": ""}),
+            Option("classification", head, bind={"p": "ijepa."}, implies={"pooling": "avg"}),
+        ),
+    )
+    position = rule("{p}embeddings.position_embeddings: 1 n d", "embed.pos: n d")
+    cannot = {
+        r"^embed\.(cls|pos_cls)$": "a class token",
+        r"^embed\.(dist|pos_dist)$|^head_dist\.": "a distillation token and its head",
+    }
+    return transformers(name, title, "models/ijepa/modeling_ijepa.py", names, model, position, cannot, cls=False)
+
+
+def mae(name: str, title: str, names: Names, *decoders: Option) -> Dialect:
+    """Build the dialect of MAE with its decoder; without it the layout is that of ViT."""
+    model = Choice("model", (Option("pretraining", bind={"p": "vit."}, implies={"pooling": "none"}),))
+    position = rule("{p}embeddings.position_embeddings: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d")
+    cannot = {r"^embed\.(dist|pos_dist)$|^head_dist\.": "a distillation token and its head"}
+    more = (
+        Choice("decoder", decoders),
+        *rule("decoder.mask_token: 1 1 y", "decoder.mask: y"),
+        *linear("decoder.decoder_embed", "decoder.embed", "y d"),
+        *rule("decoder.decoder_pos_embed: 1 (1+n) y", "decoder.pos_cls: y", "decoder.pos: n y"),
+        *_decoder(names),
+        *norm("decoder.decoder_norm", "decoder.norm", "y"),
+        *linear("decoder.decoder_pred", "decoder.pred", "z y"),
+    )
+    return transformers(name, title, "models/vit_mae/modeling_vit_mae.py", names, model, position, cannot, more)
+
+
+def _decoder(names: Names) -> tuple[Entry, ...]:
+    b, part = "decoder.{blocks}.{i}.", "decoder.blocks.{i}."
+    zeros: dict[str, float | str] = {f"{part}attn.{x}.bias": 0.0 for x in "qkv"}
+    return (
+        *norm(b + "layernorm_before", part + "norm1", "y"),
+        *rule(f"{b}{names.qkv}.weight: g y", part + "attn.{q,k,v}.weight: g y"),
+        *rule(f"{b}{names.qkv}.bias: g", part + "attn.{q,k,v}.bias: g", optional=True, fill=zeros),
+        *linear(b + names.out, part + "attn.out", "y g"),
+        *norm(b + "layernorm_after", part + "norm2", "y"),
+        *linear(b + names.up, part + "mlp.up", "x y"),
+        *linear(b + names.down, part + "mlp.down", "y x"),
+    )
 
 
 def deit(name: str, title: str, names: Names) -> Dialect:

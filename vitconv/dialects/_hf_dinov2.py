@@ -125,6 +125,7 @@ def dinov2(name: str, title: str, blocks: tuple[Entry, ...], *, registers: bool)
         forbids=(
             Forbid(r"^classifier\.", "its classifier reads the class token and the mean of the patches, 2 d wide"),
         ),
+        usual={"norm_eps": 1e-6, "final_norm_eps": 1e-6, "activation": "gelu"},
         cannot={
             r"^embed\.(reg|pos_reg)$": "register tokens" if not registers else "position rows of registers",
             r"^embed\.(dist|pos_dist)$|^head_dist\.": "a distillation token and its head",

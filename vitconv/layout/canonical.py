@@ -72,7 +72,7 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield from norm("trunk_norm", "norm of the trunk, ahead of a second final norm")
     yield from norm("norm", "final norm, before pooling")
     yield from norm("norm_cls", "final norm of the class token and registers, apart from that of the patches")
-    yield from norm("norm_local", "final norm of the class token of small crops in training")
+    yield from pair("norm_local", "training", "final norm of the class token of small crops in training", "d", "d")
     yield from norm("pool.norm", "norm after pooling")
     yield from pair("pool.dense", "pool.dense", "pooler, dense layer", "d2 d", "d2")
     yield "pool.probe", Slot(("d",), "token", "query of an attention-pooling head")

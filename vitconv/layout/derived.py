@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WORDS = {
     "zero": "zeros, which is what is computed without it",
     "dead": "multiplied by zero in the source, so no part of the function",
+    "training": "used in training only",
     "rope-periods": "the periods that follow from the head width and the base of the rotary positions",
 }
 
@@ -23,8 +24,8 @@ WORDS = {
 def derived_as(dialect: Dialect, name: str) -> str:
     """Return how the dialect's library makes up a canonical tensor, or "" when it does not."""
     template = template_of(name)
-    if template in SCHEMA and SCHEMA[template].role == "dead":
-        return "dead"
+    if template in SCHEMA and SCHEMA[template].role.partition(".")[0] in ("dead", "training"):
+        return SCHEMA[template].role.partition(".")[0]
     return dialect.derived.get(template, "").partition(":")[0] and dialect.derived[template]
 
 
@@ -40,7 +41,7 @@ def wrong(how: str, values: Any) -> str:
     import numpy as np
 
     kind, _, base = how.partition(":")
-    if kind == "dead" or not values.size:
+    if kind in ("dead", "training") or not values.size:
         return ""
     if kind == "zero":
         largest = float(np.abs(values).max()) if not np.isnan(values).any() else float("nan")

@@ -57,7 +57,7 @@ def encode(
 
         dialect = unrolled_for_network(dialect, names, facts)
     dialect.check_choices(wanted or {})
-    candidates = [v for v in dialect.variants if v.agrees(wanted or {})]
+    candidates = [v for v in dialect.variants if v.agrees(wanted or {}) and v.read_only <= set(wanted or {})]
     best = _cheapest((v for v in candidates if not contradictions(v, facts)), _Have(names, depth))
     if best is None:
         raise Refused(_contradicted(dialect, candidates, facts))

@@ -175,7 +175,7 @@ def closest(
         if tried and least > min(m.badness for m in tried)[0]:
             break
         tried.append(_cover(variants[j], header))
-    m = min(tried, key=lambda m: (m.badness, -len(m.bound)))
+    m = min(tried, key=lambda m: (m.badness, -len(m.bound), bool(m.dialect.under)))
     return _solve(m, header, given) if m.fits else m
 
 

@@ -132,6 +132,8 @@ class Option:
         needs / without: canonical templates that must, or must not, be in the network.
         implies: facts that follow from it; a fact with several values is a tuple of them.
         only: the options of other choices it goes together with, {choice: options}; any, when not named.
+        author: facts of the author's own code that are taken when nothing else says them; see `Dialect`.
+        read_only: some files have it, and none is written so unless it is asked for.
     """
 
     name: str
@@ -142,6 +144,8 @@ class Option:
     without: tuple[str, ...] = ()
     implies: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    author: Mapping[str, Any] = field(default_factory=dict)
+    read_only: bool = False
 
 
 @dataclass(frozen=True)

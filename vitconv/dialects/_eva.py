@@ -1,0 +1,69 @@
+"""What EVA and timm's Eva have in common: q and v with a bias, k without one, LayerScale as gamma.
+
+Source: huggingface/pytorch-image-models, timm/models/eva.py, 1.0.31; baaivision/EVA, EVA-02/asuka/modeling_finetune.py,
+5623d08.
+"""
+
+from vitconv.dialects._parts import BLOCK
+from vitconv.layout.rule import Choice, Entry, Option, linear, norm, rule
+
+QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
+_POSITIONS = ("embed.pos", "embed.pos_cls", "embed.pos_reg")
+
+
+def stem() -> tuple[Entry, ...]:
+    """Build tokens, positions and patches."""
+    return (
+        *rule("cls_token: 1 1 d", "embed.cls: d", optional=True),
+        *rule("reg_token: 1 r d", "embed.reg: r d", optional=True),
+        Choice(
+            "position",
+            square="n",
+            options=(
+                Option(
+                    "class+patches",
+                    rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+                    needs=("embed.cls",),
+                ),
+                Option("patches", rule("pos_embed: 1 n d", "embed.pos: n d")),
+                Option("none", without=_POSITIONS),
+            ),
+        ),
+        *linear("patch_embed.proj", "embed.patch", "d c p q", bias=False),
+    )
+
+
+def block(attention: Choice, mlp: Choice) -> tuple[Entry, ...]:
+    """Build a block around its attention's projections and its MLP."""
+    return (
+        *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
+        attention,
+        *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a"),
+        *rule(BLOCK + "gamma_1: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),
+        *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
+        mlp,
+        *rule(BLOCK + "gamma_2: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
+    )
+
+
+def end() -> tuple[Entry, ...]:
+    """Build the final norm, before pooling or after, and the classifier."""
+    return (
+        *norm("norm", "norm", optional=True),
+        *norm("fc_norm", "pool.norm", optional=True),
+        *linear("head", "head", "o d", optional=True),
+    )
+
+
+def fused_qv() -> tuple[Entry, ...]:
+    """Build one projection of q, k, v, with the biases of q and v apart."""
+    return (
+        *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+        *rule(
+            BLOCK + "attn.{q_bias,v_bias}: a",
+            "blocks.{i}.attn.{q,v}.bias: a",
+            optional=True,
+            group="qkv_bias",
+            fill=QV,
+        ),
+    )

@@ -1,0 +1,83 @@
+"""BEiT (microsoft/unilm), which timm's Beit takes over: relative positions, no key bias, LayerScale as gamma.
+
+Source: microsoft/unilm, beit/modeling_finetune.py and modeling_pretrain.py, beit2/, 768a3c8; huggingface/
+pytorch-image-models, timm/models/beit.py, 1.0.31. The table of relative positions is per block, or one for all; its
+last three rows are those of the class token. Fine-tuned models norm the mean of the patches (`fc_norm`).
+"""
+
+from vitconv.dialects._parts import BLOCK, PLAIN, why
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
+
+_K = "blocks.{i}.attn.k.bias"
+_QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
+_TABLE = "relative_position_bias_table: (l+3) h"
+_INDEX = "relative_position_index: j k"
+
+DIALECT = Dialect(
+    name="beit",
+    title="BEiT of microsoft/unilm and timm",
+    source="microsoft/unilm beit/modeling_finetune.py, 768a3c8; timm/models/beit.py, 1.0.31",
+    library="timm",
+    implies=PLAIN,
+    author={
+        "norm_eps": 1e-6,
+        "final_norm_eps": 1e-6,
+        "activation": "gelu",
+        "position": "relative",
+    },
+    entries=(
+        *rule("cls_token: 1 1 d", "embed.cls: d"),
+        *rule("mask_token: 1 1 d", "embed.mask: d", optional=True),
+        *rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d", optional=True),
+        *linear("patch_embed.proj", "embed.patch", "d c p q"),
+        Choice(
+            "relative_positions",
+            (
+                Option(
+                    "per-block",
+                    (
+                        *rule(
+                            f"{BLOCK}attn.{_TABLE}", "blocks.{i}.attn.rel_pos: l h", "blocks.{i}.attn.rel_pos_cls: 3 h"
+                        ),
+                        *const(f"{BLOCK}attn.{_INDEX}", "class-index"),
+                    ),
+                ),
+                Option(
+                    "shared",
+                    (
+                        *rule(f"rel_pos_bias.{_TABLE}", "rel_pos: l h", "rel_pos_cls: 3 h"),
+                        *const(f"rel_pos_bias.{_INDEX}", "class-index"),
+                    ),
+                ),
+            ),
+        ),
+        *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
+        *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+        *rule(
+            BLOCK + "attn.{q_bias,v_bias}: a",
+            "blocks.{i}.attn.{q,v}.bias: a",
+            optional=True,
+            group="qkv_bias",
+            fill=_QV,
+        ),
+        *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a"),
+        *rule(BLOCK + "gamma_1: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),
+        *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
+        *linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
+        *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
+        *rule(BLOCK + "gamma_2: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
+        *norm("norm", "norm", optional=True),
+        *norm("fc_norm", "pool.norm", optional=True),
+        *linear("head", "head", "o d", optional=True),
+        *linear("lm_head", "mim", "s d", optional=True),
+    ),
+    derived={_K: "zero"},
+    cannot=why("embed.norm", "pool.dense", "dist", "map")
+    | {
+        r"^embed\.(reg|pos_reg)$": "register tokens",
+        r"\.mlp\.gate\.": "a gated MLP (SwiGLU)",
+        r"\.attn\.[qk]_norm\.": "norms of queries and keys",
+    },
+    equal=(("a", "d"),),
+)

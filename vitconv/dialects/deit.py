@@ -1,0 +1,49 @@
+"""DeiT (facebookresearch): timm's old keys, with a distillation token, and DeiT III with LayerScale as gamma.
+
+Source: facebookresearch/deit, models.py (DeiT and its distilled form) and models_v2.py (DeiT III), 7e160fe. A distilled
+model answers with the mean of both heads. DeiT III adds no position to the class token.
+"""
+
+from vitconv.dialects._fb import CLASS, CLASS_AND_PATCHES, PATCH, blocks, first
+from vitconv.layout.rule import Choice, Option, linear, norm, rule
+
+_LS = ("blocks.{i}.ls1", "blocks.{i}.ls2")
+_DIST = ("embed.dist",)
+
+DIALECT = first(
+    "deit",
+    "DeiT of facebookresearch",
+    "deit models.py and models_v2.py, 7e160fe",
+    (
+        *CLASS,
+        Choice(
+            "generation",
+            (
+                Option("deit", (*CLASS_AND_PATCHES,), without=(*_LS, *_DIST)),
+                Option(
+                    "distilled",
+                    (
+                        *rule("dist_token: 1 1 d", "embed.dist: d"),
+                        *rule("pos_embed: 1 (1+1+n) d", "embed.pos_cls: d", "embed.pos_dist: d", "embed.pos: n d"),
+                        *linear("head_dist", "head_dist", "o d", optional=True),
+                    ),
+                    without=_LS,
+                ),
+                Option(
+                    "deit-3",
+                    (
+                        *rule("pos_embed: 1 n d", "embed.pos: n d"),
+                        *rule("blocks.{i}.gamma_1: d", "blocks.{i}.ls1: d"),
+                        *rule("blocks.{i}.gamma_2: d", "blocks.{i}.ls2: d"),
+                    ),
+                    without=_DIST,
+                ),
+            ),
+        ),
+        *PATCH,
+        *blocks(),
+        *norm("norm", "norm"),
+        *linear("head", "head", "o d", optional=True),
+    ),
+    author={"pooling": "token", "position": "learned", "position_resize": "bicubic"},
+)

@@ -1,0 +1,90 @@
+"""timm's Eva: EVA, EVA-02, and DINOv3 as timm has it, with or without rotary positions.
+
+Source: huggingface/pytorch-image-models, timm/models/eva.py, 1.0.31. The periods of the rotary positions are not
+stored, nor is the key bias of zeros. Blocks that norm after the branch have the same keys.
+"""
+
+from vitconv.dialects._eva import QV, block, end, fused_qv, stem
+from vitconv.dialects._parts import BLOCK, PLAIN, why
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
+
+_GATE = "blocks.{i}.mlp.gate.weight"
+
+DIALECT = Dialect(
+    name="timm-eva",
+    title="timm Eva",
+    source="huggingface/pytorch-image-models timm/models/eva.py, 1.0.31",
+    library="timm",
+    implies={**PLAIN, "norm_placement": ("pre", "res-post")},
+    entries=(
+        *stem(),
+        *norm("norm_pre", "embed.norm", optional=True),
+        *block(
+            Choice(
+                "attention",
+                (
+                    Option("fused", fused_qv()),
+                    Option(
+                        "split",
+                        (
+                            *rule(
+                                BLOCK + "attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"
+                            ),
+                            *rule(
+                                BLOCK + "attn.{q_proj,v_proj}.bias: a",
+                                "blocks.{i}.attn.{q,v}.bias: a",
+                                optional=True,
+                                group="qkv_bias",
+                                fill=QV,
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            Choice(
+                "mlp",
+                (
+                    Option("Mlp", linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"), without=(_GATE,)),
+                    Option(
+                        "GluMlp",
+                        (
+                            *rule(BLOCK + "mlp.fc1.weight: (* m) d", "blocks.{i}.mlp.{gate,up}.weight: m d"),
+                            *rule(BLOCK + "mlp.fc1.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m"),
+                        ),
+                        implies={"activation": "silu"},
+                    ),
+                    Option(
+                        "SwiGLU",
+                        (
+                            *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
+                            *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
+                        ),
+                        implies={"activation": "silu"},
+                    ),
+                ),
+            ),
+        ),
+        *norm(BLOCK + "attn.q_norm", "blocks.{i}.attn.q_norm", "e", optional=True),
+        *norm(BLOCK + "attn.k_norm", "blocks.{i}.attn.k_norm", "e", optional=True),
+        *norm(BLOCK + "attn.norm", "blocks.{i}.attn.norm", "a", optional=True),
+        *norm(BLOCK + "mlp.norm", "blocks.{i}.mlp.norm", "m", optional=True),
+        *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
+        *end(),
+    ),
+    forbids=(
+        Forbid(r"^attn_pool\.", "an attention-pooling head under Eva (PE) is not carried"),
+        Forbid(r"\.attn\.qkv\.bias$", "one bias for q, k and v (timm's AttentionRope) is not Eva's own attention"),
+        Forbid(r"^blocks\.\d+\.(attn\.)?gate\.", "gated attention has no place in other layouts"),
+    ),
+    derived={"blocks.{i}.attn.k.bias": "zero", "rope.periods": "rope-periods:100"},
+    cannot=why("pool.dense", "dist", "map")
+    | {
+        r"^embed\.mask$": "a mask token",
+        r"^norm_cls\.": "a second final norm for the class token and the registers",
+        r"^blocks.*rel_pos|^rel_pos": "relative positions; beit has",
+    },
+    equal=(("a", "d"),),
+    # Without biases and LayerScale the keys are those of VisionTransformer.
+    under="timm",
+)

@@ -1,0 +1,69 @@
+"""Buffers of networks with a class token: indexes of relative positions, and the waves of rotary positions.
+
+    class-index          [1+n 1+n]: row of the table of relative positions for every pair of tokens; the last three rows
+                         are class to patch, patch to class, class to class
+    rope-cos, rope-sin   [n e], or [rows columns e]: waves of base 10000 over rows, then columns, each frequency twice
+
+They are compared when a file holds them and never written: the libraries make them.
+Source: microsoft/unilm beit/modeling_finetune.py, 768a3c8; baaivision/EVA EVA-02/asuka/rope.py, 5623d08.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+BASE = 10000.0
+
+
+def fits(value: str, found: Any, slack: float) -> bool:
+    """Say whether an array is this buffer, for the grid and the reference size that its own values speak of."""
+    import numpy as np
+
+    if value == "class-index":
+        grids = grids_of(found)
+        return any(np.array_equal(found, class_index(*grid)) for grid in grids)
+    wave = np.cos if value == "rope-cos" else np.sin
+    flat = found.reshape(-1, found.shape[-1])
+    grid = found.shape[:2] if found.ndim == 3 else (isqrt(len(flat)),) * 2
+    if grid[0] * grid[1] != len(flat) or found.shape[-1] % 4:
+        return False
+    return any(
+        np.allclose(flat, wave(angles(grid, found.shape[-1], side)), atol=max(slack, 1e-5)) for side in _sides(grid)
+    )
+
+
+def grids_of(index: Any) -> list[tuple[int, int]]:
+    """Return the grids whose table has as many rows as the index speaks of, and whose places it has."""
+    if index.ndim != 2 or index.shape[0] != index.shape[1] or not index.size:
+        return []
+    n, rows = len(index) - 1, int(index.max()) - 2
+    return [(g, n // g) for g in range(1, n + 1) if n % g == 0 and (2 * g - 1) * (2 * (n // g) - 1) == rows]
+
+
+def class_index(rows: int, columns: int) -> Any:
+    """Return the index of a grid of rows x columns places behind a class token: int64 [1+n 1+n]."""
+    import numpy as np
+
+    at = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")).reshape(2, -1)
+    down, right = (x[:, None] - x[None, :] for x in at)
+    out = np.empty((rows * columns + 1,) * 2, np.int64)
+    last = (2 * rows - 1) * (2 * columns - 1)
+    out[1:, 1:] = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
+    out[0], out[:, 0], out[0, 0] = last, last + 1, last + 2
+    return out
+
+
+def angles(grid: tuple[int, int], width: int, reference: float) -> Any:
+    """Return the angles of a grid whose places are numbered as in one of `reference` places: float64 [n e]."""
+    import numpy as np
+
+    half = width // 2
+    steps = BASE ** -(np.arange(0, half, 2) / half)
+    waves = [np.repeat(np.outer(np.arange(n) / n * reference, steps), 2, axis=1) for n in grid]
+    down, right = np.broadcast_arrays(waves[0][:, None, :], waves[1][None, :, :])
+    return np.concatenate([down, right], -1).reshape(-1, width)
+
+
+def _sides(grid: tuple[int, int]) -> range:
+    return range(1, 4 * max(grid) + 1)
