@@ -211,3 +211,17 @@ def test_an_error_is_json_too_where_json_was_asked_for(monkeypatch, capsys, erro
 def test_wrong_usage_is_json_too(capsys) -> None:
     assert main.run(["list", "nope", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["verdict"]["word"] == "wrong usage"
+
+
+@pytest.mark.parametrize(
+    "also", ["", "import types; sys.modules['torch'] = types.ModuleType('torch');"], ids=["", "torch"]
+)
+def test_the_process_ends_with_the_code_and_all_that_was_said(tmp_path: Path, also: str) -> None:
+    code = f"import sys; {also} from vitconv.cli.main import main; main({{}})"
+    listed = subprocess.run([sys.executable, "-c", code.format(["list", "--json"])], capture_output=True, text=True)
+    assert listed.returncode == 0
+    assert json.loads(listed.stdout)
+    missing = str(tmp_path / "none.safetensors")
+    failed = subprocess.run([sys.executable, "-c", code.format(["inspect", missing])], capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert missing in failed.stderr
