@@ -171,7 +171,6 @@ def torchvision(name: str, title: str, *, v2: bool) -> Dialect:
             *norm("norm", "norm", "last"),
             *linear("head", "head", "o last", optional=True),
         ),
-        inert=(r"\.attn\.k\.bias$",) if v2 else (),
         cannot=cannot(v2, **{r"^embed\.pos$": "an absolute position table"}, **MASK),
         equal=(("a", "d"),),
     )

@@ -19,6 +19,7 @@ DIALECT = Dialect(
     library="",
     family=FAMILY,
     staged=True,
+    under="swin",
     implies={**IMPLIES, "pooling": "avg"},
     author={**AUTHOR, "focusing_factor": 3.0},
     entries=(

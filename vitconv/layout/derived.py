@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vitconv.layout.canonical import SCHEMA, template_of
+from vitconv.layout.canonical import SCHEMA, kind_of
 
 if TYPE_CHECKING:
     from vitconv.layout.dialect import Dialect
@@ -23,7 +23,7 @@ WORDS = {
 
 def derived_as(dialect: Dialect, name: str) -> str:
     """Return how the dialect's library makes up a canonical tensor, or "" when it does not."""
-    template = template_of(name)
+    template = kind_of(name)
     if template in SCHEMA and SCHEMA[template].role.partition(".")[0] in ("dead", "training"):
         return SCHEMA[template].role.partition(".")[0]
     return dialect.derived.get(template, "").partition(":")[0] and dialect.derived[template]

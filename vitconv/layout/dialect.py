@@ -35,7 +35,6 @@ class Dialect:
         equal: axes that are one size in every network of the dialect, such as attention width and width.
         family: dialects of one family share a canonical schema.
         staged: its entries are written per stage, `{s}`, and block, and are unrolled for each network; see `stages`.
-        inert: canonical tensors (regular expressions) that the library keeps and its function does not feel.
         author: facts that the author's own code takes, filled in when a file is read and nothing else says them.
         usual: facts that the library takes when its configuration leaves them out; only for who wants just that.
         under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
@@ -53,7 +52,6 @@ class Dialect:
     equal: tuple[tuple[str, str], ...] = ()
     family: str = "plain"
     staged: bool = False
-    inert: tuple[str, ...] = ()
     under: str = ""
     author: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)

@@ -199,10 +199,6 @@ def _unroll(dialect: Dialect, net: Net) -> Dialect:
                 for o in e.options
             )
             entries.append(dataclasses.replace(e, options=options))
-    least = next((c.options[0] for c in dialect.choices if c.name == PER_BLOCK), None)
-    if least is not None and least.needs and least.name not in net.kinds.values():
-        # Without one such block it is a network of another layout: no file has a key of this name.
-        entries += [Rule(f"(a block with {least.needs[0]})", (), (Part(least.needs[0], ()),))]
     equal = tuple((f"{a}_{s}", f"{b}_{s}") for a, b in dialect.equal for s in range(len(net.depths)))
     return dataclasses.replace(dialect, entries=tuple(entries), equal=equal, staged=False)
 
