@@ -29,11 +29,12 @@ BELOW = {
     "hosts": ("vit", "layout", "registry", "configs"),
     "parity": ("hosts", "conversion", "registry"),
     "testing": ("parity",),
+    "loading": ("hosts", "conversion"),
     "checks": ("hosts", "inits", "parity", "initialise"),
     "demo": ("hosts", "conversion", "dialects"),
     "bench": ("checks", "dialects", "report"),
     "__main__": ("cli",),
-    "cli": ("bench", "demo", "initialise", "checks", "dialects", "report"),
+    "cli": ("bench", "demo", "initialise", "checks", "dialects", "report", "loading"),
 }
 
 # Importing these takes a tenth of a second to several seconds.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vitconv.errors import VitconvError as VitconvError
     from vitconv.io.source import open_checkpoint as open_checkpoint
     from vitconv.layout.semantics import Semantics as Semantics
+    from vitconv.loading.load import load as load
+    from vitconv.loading.optimizer import load_optimizer as load_optimizer
     from vitconv.parity.verify import verify as verify
 
 __version__ = "0.1.0"
@@ -32,6 +34,8 @@ _HOME = {
     "convert": "vitconv.conversion.convert",
     "diff": "vitconv.conversion.diff",
     "inspect": "vitconv.conversion.inspect",
+    "load": "vitconv.loading.load",
+    "load_optimizer": "vitconv.loading.optimizer",
     "open_checkpoint": "vitconv.io.source",
     "prepare": "vitconv.conversion.prepare",
     "recognise": "vitconv.conversion.recognise",
@@ -48,6 +52,8 @@ __all__ = [
     "convert",
     "diff",
     "inspect",
+    "load",
+    "load_optimizer",
     "open_checkpoint",
     "prepare",
     "recognise",

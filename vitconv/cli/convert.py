@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="dcp: a folder of torch.distributed.checkpoint. Under torchrun every process writes its own shards.",
 )
+@click.option("--optimizer", is_flag=True, help="Carry the optimizer's moments along, into optimizer.pt (by name).")
+@click.option("--optimizer-from", type=NamedPath(), metavar="FILE", help="The optimizer's state, if it lies elsewhere.")
+@click.option(
+    "--optimizer-names", type=NamedPath(), metavar="FILE", help="Names of the parameters in the model's order."
+)
 @click.option("--allow-zeros", is_flag=True, help="Take all-zero weights of a distributed checkpoint for meant.")
 @click.option("--plain", is_flag=True, help="Write no metadata of vitconv, as the reference writer would.")
 @click.option("--sync/--no-sync", default=True, show_default=True, help="Wait until the disk has the data (fsync).")
@@ -63,6 +68,9 @@ def command(
     keep_envelope: bool,
     shard_size: str | None,
     form: str,
+    optimizer: bool,
+    optimizer_from: Path | None,
+    optimizer_names: Path | None,
     allow_zeros: bool,
     plain: bool,
     sync: bool,
@@ -102,6 +110,9 @@ def command(
         sync=sync,
         form=form,
         allow_zeros=allow_zeros,
+        optimizer=optimizer or optimizer_from is not None,
+        optimizer_from=optimizer_from,
+        optimizer_names=optimizer_names,
     )
     if dry_run:
         prepared = prepare(src, order)
@@ -139,6 +150,8 @@ def _notes(prepared: Prepared) -> list[str]:
 
     p = prepared.plan
     notes = [*prepared.source.notes, *prepared.notes, *assumed_lines(p), *log_lines(p)]
+    if prepared.order.optimizer:
+        notes = [line for line in notes if "training state are present and left out" not in line]
     if p.target.fills:
         notes.append(f"made up, exact for the function: {', '.join(collapse(p.target.fills))}")
     if prepared.dropped:

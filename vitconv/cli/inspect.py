@@ -19,9 +19,21 @@ if TYPE_CHECKING:
 @click.argument("checkpoint", type=NamedPath())
 @click.option("--health", is_flag=True, help="Read every element: NaN, Inf, all-zero tensors, distance of branches.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--groups", is_flag=True, help="Parameter groups by role: who decays, and the layer of each.")
+@click.option("--preset", default="role", show_default=True, help="Whose rule: role, timm, deit, mae, dino, trainer.")
+@click.option("--layer-decay", type=float, metavar="FACTOR", help="Also the learning rate's scale by layer.")
 @source_options
 @json_option
-def command(checkpoint: Path, health: bool, tensors: bool, as_json: bool, **options: Any) -> int:
+def command(
+    checkpoint: Path,
+    health: bool,
+    tensors: bool,
+    groups: bool,
+    preset: str,
+    layer_decay: float | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Say what CHECKPOINT is: a file, a sharded index or a folder. Only headers are read, and nothing in it is run.
 
     Exit codes: 0 recognised, 1 not recognised, 3 ambiguous or refused.
@@ -32,7 +44,14 @@ def command(checkpoint: Path, health: bool, tensors: bool, as_json: bool, **opti
     wishes, target = wishes_from(**options)
     check_target_choices(target, None)
     found = inspect(checkpoint, wishes, health=health)
-    emit(report(found, tensors=tensors), as_json=as_json)
+    made = report(found, tensors=tensors)
+    if groups or layer_decay is not None:
+        from dataclasses import replace
+
+        from vitconv.cli._groups import group_sections
+
+        made = replace(made, sections=(*made.sections, *group_sections(found, preset, layer_decay)))
+    emit(made, as_json=as_json)
     return found.exit_code
 
 

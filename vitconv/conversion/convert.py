@@ -59,6 +59,10 @@ def convert(
         return convert_spread(src, Path(dst), order, progress=progress)
     prepared = prepare(src, order)
     try:
+        if order.optimizer:
+            from vitconv.conversion.optimizer_write import write_with_optimizer
+
+            return prepared, write_with_optimizer(prepared, Path(dst), progress=progress)
         return prepared, write(prepared, Path(dst), progress=progress)
     finally:
         prepared.close()

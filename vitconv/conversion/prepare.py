@@ -54,6 +54,9 @@ class Order:
         sync: wait until the disk has the data before the file takes its name, so that it survives a power cut.
         form: "safetensors", or "dcp" for a folder of torch.distributed.checkpoint.
         allow_zeros: take weights of a distributed checkpoint that are all zeros for what they are.
+        optimizer: carry the moments of the optimizer along, from the source or from `optimizer_from`.
+        optimizer_from: the file with the optimizer's state, when it is another one.
+        optimizer_names: a text file with the names of the parameters in the order of the model, one a line.
     """
 
     to: str
@@ -72,6 +75,9 @@ class Order:
     sync: bool = True
     form: str = "safetensors"
     allow_zeros: bool = False
+    optimizer: bool = False
+    optimizer_from: Path | None = None
+    optimizer_names: Path | None = None
 
 
 @dataclass(frozen=True)

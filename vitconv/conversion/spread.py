@@ -47,7 +47,7 @@ def write_spread(
     together: Callable[[Callable[[], T]], T] = ranks.together if ranks else lambda do: do()
     first = ranks is None or ranks.first
     p, order, sources = prepared.plan, prepared.order, prepared.sources
-    folder = together(lambda: _folder(dst, several=ranks is not None))
+    folder = together(lambda: _folder(dst, several=ranks is not None, optimizer=order.optimizer, form=order.form))
     outs = named(outputs(p, sources), prepared)
     mine = [outs[j] for j in ranks.share([o.nbytes for o in outs])] if ranks else outs
     own = _only(p, {p.targets[j].key for j, o in enumerate(outs) if o in mine})
@@ -66,7 +66,7 @@ def write_spread(
     try:
         report = progress if first else None
         if order.form == "dcp":
-            _dcp(staging, mine, metadata, prepared, ranks, report)
+            said += _dcp(staging, mine, metadata, prepared, ranks, report)
         else:
             together(lambda: _shards(staging, outs, metadata, prepared, ranks, report))
         if order.prove:
@@ -122,10 +122,12 @@ def _check_lost(sources: Sources, ranks: Ranks | None, *, allowed: bool) -> list
     return check_lost(Sources({name: sources.where[name] for name in names}), allowed=allowed)
 
 
-def _folder(dst: Path, *, several: bool) -> Path:
+def _folder(dst: Path, *, several: bool, optimizer: bool, form: str) -> Path:
     if dst.suffix == ".safetensors" and not dst.is_dir():
         why = "several processes write" if several else "a distributed checkpoint is"
         raise UsageError(f"{dst} is one file; {why} a folder: name one")
+    if optimizer and form != "dcp":
+        raise UsageError("--optimizer under several processes needs --format dcp")
     _, folder = where(dst, sharded=True)
     assert folder is not None
     if not folder.absolute().parent.is_dir():
@@ -157,12 +159,24 @@ def _dcp(
     prepared: Prepared,
     ranks: Ranks | None,
     progress: Progress | None,
-) -> None:
+) -> list[str]:
+    """Write the distributed checkpoint, with the optimizer's part where that was asked for; return notes."""
+    from vitconv.conversion.optimizer_write import optimizer_of, param_groups, trees
     from vitconv.io.dcp_write import write_dcp
 
-    values = {} if prepared.order.plain else {"vitconv": metadata}
-    group = ranks.group if ranks else None
-    write_dcp(staging, {"model": mine}, values, process_group=group, durable=prepared.order.sync, progress=progress)
+    tensors: dict[tuple[str, ...], Out] = {("model", out.key): out for out in mine}
+    values: dict[tuple[str, ...], object] = {}
+    if not prepared.order.plain:
+        values |= {("vitconv", key): text for key, text in metadata.items()}
+    with optimizer_of(prepared) as made:
+        if made is not None:
+            optim = list(trees(made).items())
+            share = ranks.share([out.nbytes for _, out in optim]) if ranks else range(len(optim))
+            tensors |= dict(optim[j] for j in share)
+            values["optim", "param_groups"] = param_groups(made)
+        group = ranks.group if ranks else None
+        write_dcp(staging, tensors, values, process_group=group, durable=prepared.order.sync, progress=progress)
+        return list(made.notes) if made else []
 
 
 def _shards(

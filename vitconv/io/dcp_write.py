@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,14 @@ _TORCH: Mapping[str, str] = {
 
 def write_dcp(
     folder: Path,
-    trees: Mapping[str, Iterable[Out]],
-    values: Mapping[str, Any],
+    tensors: Mapping[tuple[str, ...], Out],
+    values: Mapping[tuple[str, ...], Any],
     *,
     process_group: Any = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Write `{tree: {key: tensor}}` and further values into a new folder.
+    """Write tensors and further values, each by its containers and key, into a new folder.
 
     With a `process_group` every process gives its own tensors, and all of them together are the checkpoint; values
     other than tensors count on the first process only. Without one, this process writes everything.
@@ -44,11 +44,13 @@ def write_dcp(
     import torch
     from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter, save
 
-    outs = {f"{tree}.{out.key}": out for tree, held in trees.items() for out in held}
+    outs = {".".join(path): out for path, out in tensors.items()}
     total = sum(out.nbytes for out in outs.values())
-    state: dict[str, Any] = {tree: {} for tree in trees}
-    for tree, held in trees.items():
-        state[tree] = {out.key: torch.empty(out.shape, dtype=_dtype(out.dtype), device="meta") for out in held}
+    state: dict[str, Any] = {}
+    for path, out in tensors.items():
+        _put(state, path, torch.empty(out.shape, dtype=_dtype(out.dtype), device="meta"))
+    for path, value in values.items():
+        _put(state, path, value)
     done = 0
 
     class Streamed(DefaultSavePlanner):  # type: ignore[misc]
@@ -70,7 +72,7 @@ def write_dcp(
             # Said whenever there is no process group, which is meant.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             save(
-                {**state, **values},
+                state,
                 storage_writer=FileSystemWriter(folder, sync_files=durable),
                 planner=Streamed(),
                 process_group=process_group,
@@ -80,6 +82,12 @@ def write_dcp(
         raise
     except (Exception, CheckpointException) as error:
         raise Refused(f"{folder}: torch could not write the distributed checkpoint: {_reason(error)}") from error
+
+
+def _put(state: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for part in path[:-1]:
+        state = state.setdefault(part, {})
+    state[path[-1]] = value
 
 
 def tensor_of(out: Out) -> Any:

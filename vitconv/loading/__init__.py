@@ -1,0 +1,1 @@
+"""From a checkpoint to something that runs: a ready module, and an optimizer that goes on where it stopped."""
