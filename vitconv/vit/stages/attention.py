@@ -60,7 +60,8 @@ class WindowAttention(Projections):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Attend in x: [windows t d]; `mask` [windows-of-an-image t t] is added to the logits."""
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        # Swin V2 has no key bias: torchvision stores one and sets it to zero in every forward pass.
+        q, k, v = self.q(x), F.linear(x, self.k.weight, None if self.cosine else self.k.bias), self.v(x)
         bias = self.bias()
         if mask is not None:
             bias = bias + mask.to(x.dtype)[:, None]
