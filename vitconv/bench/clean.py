@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -120,6 +122,43 @@ def _erf_gelu(net: Any) -> None:
     for block in net.blocks:
         if isinstance(block.mlp.act, nn.GELU):
             override(block.mlp.act, forward=_erf)
+
+
+def can_compile() -> bool:
+    """Whether torch.compile finds a C++ compiler here."""
+    return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def compiled_pair(bench: Bench, precision: str) -> Clean:
+    """Return the verdict on a network whose MLPs and norms are compiled by torch; see `can_compile`."""
+
+    def mlp(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.gelu(nn.functional.linear(x, w, b)), v, c)
+
+    def norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+        return nn.functional.layer_norm(x, w.shape, w, b, eps)
+
+    fast_mlp, fast_norm = torch.compile(mlp), torch.compile(norm)
+    net = copy.deepcopy(bench.net)
+    for block in net.blocks:
+        override(
+            block.mlp,
+            forward=lambda self, x: fast_mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias),
+        )
+        for one in (block.norm1, block.norm2):
+            override(one, forward=lambda self, x: fast_norm(x, self.weight, self.bias, self.eps))
+    with _quiet():
+        cause = bench.explain(net, precision)
+    alarm = not cause.reason.endswith("no fault")
+    return Clean(f"{bench.name}, {bench.weights_name}: compiled", precision, alarm, cause.found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # The compiler asks values that are no leaves for their gradients, and torch says that there are none.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -9,18 +9,17 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitconv.bench.mutate import Mutation, embed_and_head
 from vitconv.bench.mutate_block import in_blocks
+from vitconv.bench.networks import host_of, mutations, networks
 from vitconv.hosts.base.host import Spec
-from vitconv.hosts.timm import HOST as TIMM
 from vitconv.parity.bridge import bridge_of, state_of
 from vitconv.parity.explain import Cause, explain_traces
 from vitconv.parity.faults.error import TIMES, exact_scale, noise_scale, ratios
@@ -30,8 +29,9 @@ from vitconv.parity.probe import probe_images, probe_weights
 from vitconv.parity.trace import Trace, trace
 from vitconv.vit.config import ViTConfig, config_from_shapes
 
+__all__ = ["Bench", "Cell", "bench_of", "cell", "mutations", "networks", "pairs", "summary", "weights_of"]
+
 INPUTS = ("coloured", "low-variance")
-_SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 
 
 @dataclass
@@ -46,10 +46,12 @@ class Bench:
     net: Any
     weights: dict[str, Tensor] = field(default_factory=dict)
     runs: dict[str, list[Trace]] = field(default_factory=dict)
+    _pooled: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.net = self.net.double().eval()
-        built = TIMM.describe(self.net, Spec())
+        self.host = host_of(self.net)
+        built = self.host.describe(self.net, Spec())
         self.images = {n: x for n, x in probe_images(built.inputs, 0).items() if n in INPUTS}
         self.bridge = bridge_of(state_of(self.net), built.dialects, built.facts)
         if self.weights_name == "like":
@@ -61,7 +63,7 @@ class Bench:
     def traces(self, net: Any, precision: str, *, backward: bool = True, seed: int = 0) -> list[Trace]:
         """Run a network of this kind on all images."""
         net = copy.deepcopy(net).to(precision_of(precision).dtype)
-        built = TIMM.describe(net, Spec())
+        built = self.host.describe(net, Spec())
         return [
             trace(built, x, 0, precision, inputs=name, bridge=self.bridge, backward=backward, seed=seed)
             for name, x in self.images.items()
@@ -79,6 +81,14 @@ class Bench:
         for mutation in mutations:
             mutation.plant(net)
         return net
+
+    def pooled(self, precision: str) -> Any:
+        """Return the regression over many inputs, for what is less than rounding in each of them; made once."""
+        from vitconv.bench.half import HalfBench
+
+        if precision not in self._pooled:
+            self._pooled[precision] = HalfBench(self, precision)
+        return self._pooled[precision]
 
     def explain(self, net: Any, precision: str) -> Cause:
         """Explain what a network does that should be this one.
@@ -98,38 +108,19 @@ class Bench:
         return cause
 
 
-def networks() -> dict[str, Callable[[], Any]]:
-    """Return the networks to spoil, by name: makers, for each is large."""
-    import timm
-    from timm.layers import SwiGLUPacked
-
-    def make(**more: Any) -> Callable[[], Any]:
-        def build() -> Any:
-            torch.manual_seed(0)
-            return timm.create_model("vit_tiny_patch16_224", pretrained=False, **{**_SMALL, **more})
-
-        return build
-
-    average = {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "qk_norm": True}
-    gated = {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
-    return {"token": make(init_values=0.3), "average": make(**average), "gated": make(**gated)}
+def weights_of(digits: Path | None) -> list[tuple[str, str]]:
+    """Return (network, weights) of every bench: each network as initialised and trained-like, and the trained one."""
+    trained = [] if digits is None else [("digits", "trained")]
+    return [*trained, *((name, kind) for name in networks() for kind in ("like", "init"))]
 
 
-def benches(*, quick: bool = False, digits: Path | None = None) -> Iterator[Bench]:
-    """Yield the clean networks: each at its initialisation and with trained-like weights, and the trained one."""
-    if digits is not None:
+def bench_of(name: str, weights: str, digits: Path | None = None) -> Bench:
+    """Return one clean network, made anew."""
+    if name == "digits":
         import timm
 
-        yield Bench("digits", "trained", timm.create_model(f"local-dir:{digits}", pretrained=True))
-    for name, make in networks().items():
-        yield Bench(name, "like", make())
-        if not quick:
-            yield Bench(name, "init", make())
-
-
-def mutations() -> list[Mutation]:
-    """Return every single mutation."""
-    return [*embed_and_head(), *in_blocks()]
+        return Bench(name, weights, timm.create_model(f"local-dir:{digits}", pretrained=True))
+    return Bench(name, weights, networks()[name]())
 
 
 def pairs(bench: Bench, count: int) -> list[tuple[Mutation, Mutation]]:
@@ -160,8 +151,8 @@ class Cell:
     """What came of one planting.
 
     `effect`: the function changed at these weights. `seen`: the precision shows it. `named`: the explainer's answer
-    holds the truth. `accused`: it named something, and that was not it. `hidden`: all it changes is less than the
-    rounding error of the clean network in this precision, so no rule could tell.
+    holds the truth. `accused`: it named something, and that was not it. `hidden`: it is below rounding, and the report
+    says that it could not be excluded.
     """
 
     network: str
@@ -187,6 +178,8 @@ def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
         return _random_cell(bench, planted, net, precision)
     effect, hidden = _change(bench, net, precision)
     cause = bench.explain(net, precision)
+    if precision != "fp64" and effect and cause.reason.endswith("no fault"):
+        return bench.pooled(precision).cell(planted, net)
     truths = {frozenset(t) for t in itertools.product(*(m.truth for m in planted))}
     answers = {frozenset(names - {""}) for names in cause.names}
     named = bool({frozenset(t - {""}) for t in truths} & answers)

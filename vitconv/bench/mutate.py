@@ -183,6 +183,11 @@ def _input_statistics(x: Tensor) -> Tensor:
     return (plain - 0.5) / 0.5
 
 
+def plain(net: Any) -> bool:
+    """Whether it is timm's ViT with blocks as most have them: pre-norm, a class token and no other one."""
+    return type(net).__name__ == "VisionTransformer" and type(net.blocks[0]).__name__ in ("Block", "LayerScaleBlock")
+
+
 def classic(net: Any) -> bool:
     """Whether the class token has a row of the position table, and the patches have the others."""
     return not net.no_embed_class and net.reg_token is None and net.cls_token is not None

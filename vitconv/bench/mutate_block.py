@@ -134,10 +134,11 @@ def _swap_norms(b: Any, x: Tensor) -> Tensor:
     return x + b.ls2(b.mlp(b.norm1(x)))
 
 
-def _exchange(i: int) -> Callable[[Any], None]:
+def exchange(i: int, j: int) -> Callable[[Any], None]:
+    """Let two blocks compute with each other's tensors; they keep their names."""
+
     def plant(net: Any) -> None:
-        # The blocks keep their names; each computes with the other's tensors.
-        one, two = net.blocks[i], net.blocks[i + 1]
+        one, two = net.blocks[i], net.blocks[j]
         for (path, mine), (_, other) in zip(one.named_modules(), two.named_modules(), strict=True):
             del path
             if isinstance(mine, (nn.Linear, nn.LayerNorm)) or "gamma" in dict(mine.named_parameters(recurse=False)):
@@ -202,7 +203,9 @@ def _no(*parts: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def _fake_derivative(act: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> nn.Module:
+def fake_derivative(act: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a module with the values of one function and the derivative of another."""
+
     class Act(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             slope = other(x)
@@ -217,32 +220,32 @@ def in_blocks() -> Iterator[Mutation]:
         yield Mutation(f"rows {order}", (f"qkv-order-{order}",), each("attn.qkv", rows(_order(order))))
     yield Mutation("rows read per head", ("heads-per-head",), _regroup(_per_head))
     yield Mutation("per-head rows read as fused", ("heads-fused",), _regroup(_to_fused))
-    yield Mutation("weight per head, bias not", ("heads-per-head-weight",), _regroup(_per_head, bias=False), _qkv_bias)
+    yield Mutation("weight per head, bias not", ("heads-per-head-weight",), _regroup(_per_head, bias=False), qkv_bias)
     yield Mutation("head axis last", ("heads-last",), _regroup(_heads_last))
     wrong = attention(mix=lambda x: x.permute(0, 2, 3, 1).flatten(2))
     yield Mutation("output columns (e h)", ("out-heads-first", "out-heads-last"), each("attn", wrong))
     plain = attention(heads=lambda h: 2 * h)
-    yield Mutation("heads doubled", ("heads-doubled",), each("attn", plain), _no_qk_norm)
+    yield Mutation("heads doubled", ("heads-doubled",), each("attn", plain), no_qk_norm)
     plain = attention(heads=lambda h: h // 2)
-    yield Mutation("heads halved", ("heads-halved",), each("attn", plain), _no_qk_norm)
+    yield Mutation("heads halved", ("heads-halved",), each("attn", plain), no_qk_norm)
     for name, parts, truth in (
         ("query", (0,), "q-bias-missing"),
         ("value", (2,), "v-bias-missing"),
         ("every", (0, 1, 2), "qkv-bias-missing"),
     ):
         plant = each("attn.qkv", linear(bias=_no(*parts)))
-        yield Mutation(f"no {name} bias", (truth,), plant, _qkv_bias)
+        yield Mutation(f"no {name} bias", (truth,), plant, qkv_bias)
     plant = each("attn.qkv", linear(bias=_no(1)))
-    yield Mutation("no key bias", ("k-bias-missing", ""), plant, lambda net: _qkv_bias(net) and _no_qk_norm(net))
+    yield Mutation("no key bias", ("k-bias-missing", ""), plant, lambda net: qkv_bias(net) and no_qk_norm(net))
     for path, word, truth in (
         ("attn.proj", "output", "out-bias-missing"),
         ("mlp.fc1", "fc1", "mlp-up-bias-missing"),
         ("mlp.fc2", "fc2", "mlp-down-bias-missing"),
     ):
-        fits = _plain_mlp if path == "mlp.fc1" else lambda net: True
+        fits = plain_mlp if path == "mlp.fc1" else lambda net: True
         yield Mutation(f"no {word} bias", (truth,), each(path, linear(bias=torch.zeros_like)), fits)
     one = each("mlp.fc1", linear(bias=torch.zeros_like), [1])
-    yield Mutation("no fc1 bias in block 1", ("mlp-up-bias-missing",), one, _plain_mlp)
+    yield Mutation("no fc1 bias in block 1", ("mlp-up-bias-missing",), one, plain_mlp)
     scales: tuple[tuple[str, str, Callable[[float, int, int], float]], ...] = (
         ("of the whole width", "scale-width", lambda s, e, a: a**-0.5),
         ("1/e", "scale-squared", lambda s, e, a: s * s),
@@ -255,9 +258,9 @@ def in_blocks() -> Iterator[Mutation]:
     ahead = attention(logits=lambda x: x + torch.full_like(x[0, 0], float("-inf")).triu(1))
     yield Mutation("causal", ("causal",), each("attn", ahead))
     yield Mutation("proj transposed", ("out-transposed",), each("attn.proj", linear(lambda w: w.T)))
-    yield Mutation("no qk norm", ("qk-norm-missing",), each("attn", attention(norms=False)), _qk_norm)
+    yield Mutation("no qk norm", ("qk-norm-missing",), each("attn", attention(norms=False)), qk_norm)
     raw = both(block(_raw_kv), each("attn", _given))
-    yield Mutation("keys and values of the raw stream", ("kv-raw",), raw, _qkv_bias)
+    yield Mutation("keys and values of the raw stream", ("kv-raw",), raw, qkv_bias)
     acts: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         "tanh GELU": ("activation-gelu-tanh", partial(nn.functional.gelu, approximate="tanh")),
         "QuickGELU": ("activation-quick-gelu", lambda x: x / (1 + (-1.702 * x).exp())),
@@ -266,18 +269,18 @@ def in_blocks() -> Iterator[Mutation]:
         "exact GELU": ("activation-gelu", nn.functional.gelu),
     }
     for name, (truth, act) in acts.items():
-        right = _gated if truth == "activation-gelu" else _plain_mlp
-        yield Mutation(name, (truth,), setting("mlp", "act", _module(act)), right)
-    tanh = setting("mlp", "act", _module(acts["tanh GELU"][1]), [2])
-    yield Mutation("tanh GELU in block 2", ("activation-gelu-tanh",), tanh, _plain_mlp)
+        right = gated if truth == "activation-gelu" else plain_mlp
+        yield Mutation(name, (truth,), setting("mlp", "act", module_of(act)), right)
+    tanh = setting("mlp", "act", module_of(acts["tanh GELU"][1]), [2])
+    yield Mutation("tanh GELU in block 2", ("activation-gelu-tanh",), tanh, plain_mlp)
     halves = rows(lambda w: torch.cat(w.chunk(2)[::-1]))
-    yield Mutation("gate and value exchanged", ("gate-up-swapped",), each("mlp.fc1", halves), _gated)
+    yield Mutation("gate and value exchanged", ("gate-up-swapped",), each("mlp.fc1", halves), gated)
     for value, word in ((1e-5, "1e-5"), (1e-12, "1e-12")):
         inner = both(eps("norm1", value), eps("norm2", value))
         yield Mutation(f"eps {word} in blocks", (f"eps-blocks-{word}",), inner)
         yield Mutation(f"eps {word} of norm1", (f"eps-norm1-{word}",), eps("norm1", value))
-        yield Mutation(f"eps {word} at the end", (f"eps-final-{word}",), partial(_final_eps, value=value))
-        every = both(inner, partial(_final_eps, value=value))
+        yield Mutation(f"eps {word} at the end", (f"eps-final-{word}",), partial(final_eps, value=value))
+        every = both(inner, partial(final_eps, value=value))
         yield Mutation(f"eps {word} everywhere", (f"eps-all-{word}",), every)
     yield Mutation("norm1 and norm2 exchanged", ("norm1-norm2-swapped",), block(_swap_norms))
     yield Mutation("post-norm", ("placement-post",), block(_post))
@@ -285,12 +288,12 @@ def in_blocks() -> Iterator[Mutation]:
     yield Mutation("parallel branches", ("parallel",), block(_parallel))
     one_ = each("ls1", lambda self, x: x)
     two_ = each("ls2", lambda self, x: x)
-    yield Mutation("no LayerScale", ("layer-scale-missing",), both(one_, two_), _layer_scale)
-    yield Mutation("no LayerScale after attention", ("ls1-missing",), one_, _layer_scale)
+    yield Mutation("no LayerScale", ("layer-scale-missing",), both(one_, two_), layer_scale)
+    yield Mutation("no LayerScale after attention", ("ls1-missing",), one_, layer_scale)
     twice = both(each("ls1", _squared), each("ls2", _squared))
-    yield Mutation("LayerScale twice", ("layer-scale-twice",), twice, _layer_scale)
-    yield Mutation("LayerScales exchanged", ("layer-scale-swapped",), block(_swap_scales), _layer_scale)
-    yield Mutation("blocks 1, 2 exchanged", ("swapped-with-next",), _exchange(1))
+    yield Mutation("LayerScale twice", ("layer-scale-twice",), twice, layer_scale)
+    yield Mutation("LayerScales exchanged", ("layer-scale-swapped",), block(_swap_scales), layer_scale)
+    yield Mutation("blocks 1, 2 exchanged", ("swapped-with-next",), exchange(1, 2))
     for short, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         yield Mutation(f"weights in {short}", (f"weights-{short}",), _round(dtype))
     yield Mutation("matrices in bf16", ("matrices-bf16",), _round(torch.bfloat16, nn.Linear, nn.Conv2d))
@@ -302,16 +305,20 @@ def _backward(tanh: Callable[[Tensor], Tensor]) -> Iterator[Mutation]:
     stop = attention(parts=lambda q, k, v: (q, k.detach(), v))
     yield Mutation("keys detached", ("backward-k-detached", "backward-k-norm-detached"), each("attn", stop))
     more = attention(parts=lambda q, k, v: (1.1 * q - 0.1 * q.detach(), k, v))
-    yield Mutation("query gradient times 1.1", ("backward-q-scaled",), each("attn", more), _no_qk_norm)
+    yield Mutation("query gradient times 1.1", ("backward-q-scaled",), each("attn", more), no_qk_norm)
     stop = attention(softmax=lambda x: x.softmax(-1).detach())
     yield Mutation("probabilities detached", ("backward-softmax-detached",), each("attn", stop))
-    act = setting("mlp", "act", _fake_derivative(nn.functional.gelu, tanh))
-    yield Mutation("derivative of tanh GELU", ("backward-activation-gelu-tanh",), act, _plain_mlp)
+    frozen = linear(bias=torch.Tensor.detach)
+    yield Mutation("fc2 bias frozen", ("backward-mlp-down-bias-missing",), each("mlp.fc2", frozen))
+    plant = both(each("mlp.fc1", frozen), each("mlp.fc2", frozen))
+    yield Mutation("MLP biases are buffers", ("backward-mlp-biases-missing",), plant, plain_mlp)
+    act = setting("mlp", "act", fake_derivative(nn.functional.gelu, tanh))
+    yield Mutation("derivative of tanh GELU", ("backward-activation-gelu-tanh",), act, plain_mlp)
     yield Mutation(
         "LayerScale frozen",
         ("backward-layer-scale-frozen",),
         both(each("ls1", _frozen), each("ls2", _frozen)),
-        _layer_scale,
+        layer_scale,
     )
 
 
@@ -340,13 +347,16 @@ def _random() -> Iterator[Mutation]:
         yield Mutation(name, (truth,), plant, random=True)
 
 
-def _final_eps(net: Any, value: float) -> None:
+def final_eps(net: Any, value: float) -> None:
+    """Set the eps of the last norm."""
     for norm in (net.norm, net.fc_norm):
         if isinstance(norm, nn.LayerNorm):
             norm.eps = value
 
 
-def _module(act: Callable[[Tensor], Tensor]) -> nn.Module:
+def module_of(act: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return an activation as a module."""
+
     class Act(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return act(x)
@@ -354,25 +364,31 @@ def _module(act: Callable[[Tensor], Tensor]) -> nn.Module:
     return Act()
 
 
-def _qkv_bias(net: Any) -> bool:
+def qkv_bias(net: Any) -> bool:
+    """Whether q, k and v have biases."""
     return net.blocks[0].attn.qkv.bias is not None
 
 
-def _qk_norm(net: Any) -> bool:
+def qk_norm(net: Any) -> bool:
+    """Whether queries and keys are normalised."""
     return not isinstance(net.blocks[0].attn.q_norm, nn.Identity)
 
 
-def _no_qk_norm(net: Any) -> bool:
-    return not _qk_norm(net)
+def no_qk_norm(net: Any) -> bool:
+    """Whether they are not."""
+    return not qk_norm(net)
 
 
-def _gated(net: Any) -> bool:
+def gated(net: Any) -> bool:
+    """Whether the MLP is gated."""
     return net.blocks[0].mlp.fc2.in_features != net.blocks[0].mlp.fc1.out_features
 
 
-def _plain_mlp(net: Any) -> bool:
-    return not _gated(net)
+def plain_mlp(net: Any) -> bool:
+    """Whether it is not."""
+    return not gated(net)
 
 
-def _layer_scale(net: Any) -> bool:
+def layer_scale(net: Any) -> bool:
+    """Whether there is LayerScale."""
     return hasattr(net.blocks[0].ls1, "gamma")

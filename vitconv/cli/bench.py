@@ -86,6 +86,12 @@ def convert_command(
     "--half", multiple=True, type=click.Choice(["amp-bf16", "amp-fp16", "bf16", "fp16"]), default=("amp-bf16",),
     show_default=True, help="Where only regression over inputs is left; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--network", "only", multiple=True,
+    type=click.Choice(["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]),
+    help="Spoil this network only; may be repeated. Libraries are then not compared.",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes at the same time.")
 @click.option("--pairs", type=click.IntRange(1), default=24, show_default=True, help="Crossed pairs per network.")
 @click.option(
     "--seeds", type=click.IntRange(1), default=4, show_default=True, help="Weights to compare libraries with."
@@ -97,24 +103,21 @@ def detection_command(
     digits: Path | None,
     precisions: tuple[str, ...],
     half: tuple[str, ...],
+    only: tuple[str, ...],
+    jobs: int,
     pairs: int,
     seeds: int,
     report_path: Path | None,
     as_json: bool,
 ) -> None:
     """Plant every fault in timm networks and print which are seen and named; exit 1 when a target is missed."""
-    from vitconv.bench.matrix import measure, report
+    from vitconv.bench.matrix import measure, plan, report
     from vitconv.report import emit, save
 
-    matrix = measure(
-        quick=quick,
-        digits=digits,
-        precisions=precisions,
-        half=half,
-        pair_count=pairs,
-        seeds=seeds,
-        tell=lambda text: click.echo(text, err=True),
+    pieces = plan(
+        quick=quick, digits=digits, only=only, precisions=precisions, half=half, pair_count=pairs, seeds=seeds
     )
+    matrix = measure(pieces, jobs=jobs, tell=lambda text: click.echo(text, err=True))
     document = report(matrix)
     emit(document, as_json=as_json)
     if report_path is not None:

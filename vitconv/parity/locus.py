@@ -115,6 +115,9 @@ def _between(passed: Sequence[str], name: str) -> frozenset[str]:
     """Return the kinds of places behind the taps that passed, up to this one: a tap that is not there hides nothing."""
     kinds = [k for k in KINDS if KINDS.index(k) <= KINDS.index(_kind(name))]
     known = {_kind(p) for p in passed}
+    if name == "output":
+        # Two heads are joined behind the tap of the first.
+        known.discard("head")
     if name != "embed" and not name.startswith("blocks."):
         # The stream behind the last block passed.
         kinds = [k for k in kinds if k in ("norm", "pool", "head")]

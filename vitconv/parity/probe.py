@@ -19,6 +19,11 @@ from vitconv.layout.canonical import role_of
 # Attention logits have a standard deviation of this: queries and keys each have its square root.
 LOGITS = 2.0
 LOW_VARIANCE, LARGE = 0.01, 20.0
+# Trained ViTs have a few channels whose activations are many times those of the others (Sun et al., Massive
+# activations in large language models, 2024, section 5). Here the first block's MLP puts them into the stream, as large
+# as leaves it, spread over the width, a variance of `MASSIVE` more: two channels of +-17 at a width of 384.
+MASSIVE = 1.5
+_MASSIVE_FROM = "blocks.0.mlp.down.bias"
 
 
 def probe_weights(
@@ -48,11 +53,21 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         # The gain of a query or key norm is the deviation of the queries or keys.
         return (math.sqrt(LOGITS) if "_norm" in name and ".attn." in name else 1.0) * (1 + 0.3 * x)
     if role in ("norm.bias", "layer_scale") or role.endswith(".bias"):
-        return 0.3 * x if role != "layer_scale" else 0.6 + 0.3 * x
+        if role == "layer_scale":
+            return 0.6 + 0.3 * x
+        return _massive(0.3 * x) if name == _MASSIVE_FROM else 0.3 * x
     if role in ("token", "position"):
         return 0.7 * x
     gain = {"attn.q.weight": math.sqrt(LOGITS), "attn.k.weight": math.sqrt(LOGITS), "mlp.up.weight": 1.2}.get(role, 1.0)
     return gain * x / math.sqrt(math.prod(shape[1:]))
+
+
+def _massive(bias: Tensor) -> Tensor:
+    width = len(bias)
+    size = math.sqrt(MASSIVE * width / 2)
+    bias[width // 5] += size
+    bias[width // 2] -= size
+    return bias
 
 
 def probe_images(inputs: Inputs, seed: int) -> dict[str, Tensor]:

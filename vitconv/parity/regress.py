@@ -172,8 +172,9 @@ def regress(predictions: Predictions, right_runs: Sequence[Left], wrong_runs: Se
     ]
     terms = sum(len(each) for each in apart)
     total = sum(weight[n] * _square(e) for each in apart for n, e in each.items())
-    rounding = [{n: r[n] - b[n] for n in weight} for r, b in zip(right, base, strict=True)]
-    sums = {name: _sum(base, faulty, apart, rounding, weight) for name, faulty in predictions.faulty.items()}
+    rounding = [{n: r[n] - b[n] for n in each} for r, b, each in zip(right, base, apart, strict=True)]
+    seen = _Seen([_flat(e, weight) for e in apart], [_flat(r, weight) for r in rounding])
+    sums = {name: _sum(base, faulty, apart, seen, weight) for name, faulty in predictions.faulty.items()}
     estimates = {name: _estimate(name, s, terms) for name, s in sums.items()}
     accused = _accused(estimates, sums)
     known = [e for e in estimates.values() if e.reach >= ACCUSE]
@@ -191,6 +192,7 @@ def regress_deeper(
     right: Sequence[Left],
     wrong: Sequence[Left],
     predictions: Predictions | None = None,
+    local: dict[int, Predictions] | None = None,
 ) -> Regression:
     """Regress on faults everywhere and, if none stands out of a difference that does, on those of one block alone.
 
@@ -201,13 +203,16 @@ def regress_deeper(
         right: what the side that is right did with them.
         wrong: what the side under suspicion did.
         predictions: of faults everywhere, if they are known.
+        local: of faults of one block alone, by block: those that are known, and those that this makes.
     """
     known = predictions or predict(config, weights, images)
     first = regress(known, right, wrong)
     if first.accused or first.layer is None:
         return first
-    local = predict(config, weights, images, layer=first.layer)
-    return regress(Predictions(known.base, {**known.faulty, **local.faulty}), right, wrong)
+    made = {} if local is None else local
+    if first.layer not in made:
+        made[first.layer] = predict(config, weights, images, layer=first.layer)
+    return regress(Predictions(known.base, {**known.faulty, **made[first.layer].faulty}), right, wrong)
 
 
 def _title(name: str) -> str:
@@ -236,30 +241,38 @@ def _noise(base: Sequence[Mapping[str, Tensor]], right: Sequence[Mapping[str, Te
     return {n: sum(_square(r[n] - b[n]) for b, r in zip(base, right, strict=True)) / len(base) for n in names}
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """Per input, all taps in one vector and divided by their noise: the difference, and the right side's rounding."""
+
+    apart: list[Tensor]
+    rounding: list[Tensor]
+
+
+def _flat(values: Mapping[str, Tensor], weight: Mapping[str, float]) -> Tensor:
+    import torch
+
+    return torch.cat([(x * weight[n] ** 0.5).flatten() for n, x in values.items()])
+
+
 def _sum(
     base: Sequence[Mapping[str, Tensor]],
     faulty: Sequence[Mapping[str, Tensor]],
     apart: Sequence[Mapping[str, Tensor]],
-    rounding: Sequence[Mapping[str, Tensor]],
+    seen: _Seen,
     weight: Mapping[str, float],
 ) -> _Sums:
     out = _Sums([], [], [], [])
-    for b, f, each, own in zip(base, faulty, apart, rounding, strict=True):
-        along = size = left = bias = 0.0
-        for n, e in each.items():
-            if n not in f or f[n].shape != e.shape:
-                left = inf
-                continue
-            d = f[n] - b[n]
-            along += weight[n] * float((e * d).sum())
-            size += weight[n] * _square(d)
-            left += weight[n] * _square(e - d)
-            bias += weight[n] * float((own[n] * d).sum())
-            out.grown = max(out.grown, (_square(f[n]) / max(_square(b[n]), 1e-300)) ** 0.5)
-        out.along.append(along)
-        out.size.append(size)
-        out.left.append(left)
-        out.bias.append(bias)
+    for b, f, each, e, own in zip(base, faulty, apart, seen.apart, seen.rounding, strict=True):
+        fits = [n in f and f[n].shape == x.shape for n, x in each.items()]
+        # What has another shape counts as no change, and as a difference that nothing explains.
+        d = _flat({n: f[n] - b[n] if ok else x * 0 for (n, x), ok in zip(each.items(), fits, strict=True)}, weight)
+        out.along.append(float(e @ d))
+        out.size.append(float(d @ d))
+        out.left.append(_square(e - d) if all(fits) else inf)
+        out.bias.append(float(own @ d))
+        growth = (_square(f[n]) / max(_square(b[n]), 1e-300) for n, ok in zip(each, fits, strict=True) if ok)
+        out.grown = max(out.grown, max(growth, default=1.0) ** 0.5)
     return out
 
 

@@ -30,6 +30,8 @@ from vitconv.vit.model import ViT
 
 # A set of hypotheses that all pass is narrowed to those this close to the best, by their mean square ratio.
 CLOSE = 1.5
+# A pair of faults is tried the later, the less its better one helps alone; of its other one that says this much less.
+LEAD = 4
 # Past so many times what is allowed a difference is no rounding error of any network.
 NEAR = 1e4
 
@@ -265,8 +267,8 @@ class Search:
 
     def pairs(self, base: Combination, locus: Locus, near: Sequence[Placed]) -> Iterator[Combination]:
         """Yield the combinations with two faults more, of one place, that mend the locus."""
-        # Pairs of what helps most first: i + j grows.
-        ordered = sorted(itertools.permutations(range(len(near)), 2), key=sum)
+        # What helps most comes first, with every other one: of two faults the small one alone may help nothing.
+        ordered = sorted(itertools.permutations(range(len(near)), 2), key=lambda at: LEAD * min(at) + max(at))
         for i, j in ordered[: self.budget.pairs_of(self.config, len(self.samples[locus.sample].images))]:
             one, two = near[i], near[j]
             if i > j and not (one.fault.weights and two.fault.weights):

@@ -18,6 +18,15 @@ EXTRA = {
 }
 
 
+# Faults of the catalogue that no network here can have, or that probe images, exact in half precision, do not show.
+UNPLANTED = {
+    "alpha-depth", "backward-activation-gelu", "dropout-head-alive", "eps-all-1e-6", "eps-embed-1e-6",
+    "eps-final-1e-6", "eps-norm1-1e-6", "eps-norm2-1e-6", "eps-qk-1e-6", "images-bf16", "images-fp16",
+    "norm-after-pooling", "placement-deepnorm", "pooler-missing", "pooler-tanh-missing", "pooling-none",
+    "trunk-norm-missing",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [n for n in QUICK if n != "no key bias"])
 def test_a_fault_in_timm_is_named(name: str, bench_of, mutation) -> None:
     found = cell(bench_of("token"), [mutation(name)], "fp64")
@@ -131,13 +140,17 @@ def test_equal_functions_accuse_nobody(precision: str, bench_of) -> None:
 
 
 def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
-    from vitconv.bench import mutate, mutate_block
+    from vitconv.bench import mutate, mutate_block, mutate_kinds, mutate_more
 
-    for module in (mutate, mutate_block):
+    for module in (mutate, mutate_block, mutate_kinds, mutate_more):
         assert not any(getattr(x, "__module__", "").startswith("vitconv.parity") for x in vars(module).values())
-    assert {t for m in mutations() for t in m.truth} - {""} <= {*FAULTS}
-    assert len({m.name for m in mutations()}) == len(mutations()) >= 95
-    assert {"token", "average", "gated"} == {*networks()}
+    planted = {t for m in mutations() for t in m.truth} - {""}
+    assert planted <= {*FAULTS}
+    assert len(planted) >= 200
+    # What is not planted there shows in half precision only, or needs a network that is none of these.
+    left = {n for n in {*FAULTS} - planted if FAULTS[n].visible != "half"}
+    assert left <= UNPLANTED
+    assert {"token", "average", "gated", "distilled", "res-post", "deepnorm"} == {*networks()}
 
 
 @pytest.mark.slow
@@ -152,9 +165,9 @@ def test_the_whole_of_one_network_in_float64(bench_of) -> None:
 
 @pytest.mark.slow
 def test_the_quick_matrix_meets_its_targets() -> None:
-    from vitconv.bench.matrix import measure, report
+    from vitconv.bench.matrix import measure, plan, report
 
-    matrix = measure(quick=True)
+    matrix = measure(plan(quick=True))
     assert matrix.good
     assert len(matrix.singles) == len(QUICK)
     assert [s.key for s in report(matrix).sections] == ["singles", "pairs", "half", "clean", "open"]

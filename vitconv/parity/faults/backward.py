@@ -124,6 +124,24 @@ def _entries() -> Iterator[Fault]:
             f"{part}-bias-missing", title, "attn", weights=_block(f"attn.{part}.bias", 0.0), per_block=True,
             when=has[part],
         )  # fmt: skip
+    for part, words in (("up", "first linear"), ("down", "second linear")):
+        title = f"the bias of the MLP's {words} gets no gradient"
+        yield entry(
+            f"mlp-{part}-bias-missing", title, "mlp", weights=_block(f"mlp.{part}.bias", 0.0), per_block=True,
+            when=lambda c: c.mlp_bias, also="a bias that is a buffer, as FusedMLP's of xformers 0.0.4 to 0.0.7",
+        )  # fmt: skip
+    title = "the biases of the MLP get no gradient"
+    yield entry(
+        "mlp-biases-missing",
+        title,
+        "mlp",
+        weights=lambda w, c, ls: {
+            n: w[n].detach() for i in ls for n in (f"blocks.{i}.mlp.up.bias", f"blocks.{i}.mlp.down.bias") if n in w
+        },
+        per_block=True,
+        when=lambda c: c.mlp_bias,
+        also="biases that are buffers, as FusedMLP's of xformers 0.0.4 to 0.0.7",
+    )
     title = "no gradient passes through mean and variance of the norms"
     yield entry("norm-statistics", title, "norm", model=_norm_statistics)
     yield entry(

@@ -1,0 +1,94 @@
+"""The clean networks that are spoiled, and which faults fit each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from vitconv.bench.mutate import Mutation, embed_and_head, plain
+from vitconv.bench.mutate_block import in_blocks
+from vitconv.bench.mutate_kinds import deepnorm, distilled, res_post
+from vitconv.bench.mutate_more import every_kind
+
+_SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
+DEEPNORM: Mapping[str, Any] = {
+    "block_type": "encoder",
+    "dim_model": 32,
+    "num_layers": 4,
+    "residual_norm_style": "deepnorm",
+    "multi_head_config": {
+        "num_heads": 4,
+        "residual_dropout": 0.0,
+        "attention": {"name": "scaled_dot_product", "dropout": 0.0, "causal": False},
+    },
+    "feedforward_config": {"name": "MLP", "dropout": 0.0, "activation": "gelu", "hidden_layer_multiplier": 2},
+}
+
+
+def networks() -> dict[str, Callable[[], Any]]:
+    """Return the networks to spoil, by name: makers, for each is large.
+
+    token: LayerScale, the class token is pooled. average: registers, query and key norms, the mean is pooled. gated:
+    SwiGLU. distilled: two tokens and heads, norms ahead of the blocks and in both branches. res-post: res-post-norm
+    with RMS norms. deepnorm: xformers' factory.
+    """
+    import timm
+    from timm.layers import RmsNorm, SwiGLUPacked
+    from timm.models.vision_transformer import ResPostBlock
+
+    def make(model: str = "vit_tiny_patch16_224", **more: Any) -> Callable[[], Any]:
+        def build() -> Any:
+            torch.manual_seed(0)
+            return timm.create_model(model, pretrained=False, **{**_SMALL, **more})
+
+        return build
+
+    average: dict[str, Any] = {"reg_tokens": 2, "no_embed_class": True, "global_pool": "avg", "qk_norm": True}
+    gated: dict[str, Any] = {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    norms: dict[str, Any] = {"pre_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True}
+    return {
+        "token": make(init_values=0.3),
+        "average": make(**average),
+        "gated": make(**gated),
+        "distilled": make("deit_tiny_distilled_patch16_224", **norms),
+        "res-post": make(norm_layer=RmsNorm, block_fn=ResPostBlock),
+        "deepnorm": _deepnorm,
+    }
+
+
+def _deepnorm() -> Any:
+    from vitconv.hosts.base.host import Spec
+    from vitconv.hosts.xformers_style import HOST
+
+    torch.manual_seed(0)
+    options = {"config": DEEPNORM, "release": "0.0.22", "image": 12, "patch": 4, "classes": 5}
+    return HOST.build(Spec("", options)).module
+
+
+def host_of(net: Any) -> Any:
+    """Return the host that describes one of these networks."""
+    from vitconv.hosts import timm, xformers_style
+
+    return next(h.HOST for h in (timm, xformers_style) if h.HOST.accepts(net))
+
+
+def mutations() -> list[Mutation]:
+    """Return every single mutation, each fitting only the networks that it is written for."""
+    kinds: tuple[tuple[Callable[[Any], bool], list[Mutation]], ...] = (
+        (plain, [*embed_and_head(), *in_blocks(), *every_kind()]),
+        (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled()]),
+        (lambda net: _blocks(net) == "ResPostBlock", [*res_post()]),
+        (lambda net: _blocks(net) is None, [*deepnorm()]),
+    )
+    return [
+        Mutation(m.name, m.truth, m.plant, lambda net, fits=fits, m=m: fits(net) and m.fits(net), m.random)  # type: ignore[misc]
+        for fits, many in kinds
+        for m in many
+    ]
+
+
+def _blocks(net: Any) -> str | None:
+    blocks = getattr(net, "blocks", None)
+    return None if blocks is None else type(blocks[0]).__name__
