@@ -98,7 +98,7 @@ def _headline(result: Result) -> str:
     wrong = getattr(cause, "side", "") or "B"
     right = "A" if wrong == "B" else "B"
     if not getattr(cause, "proven", True):
-        return f"{wrong} is like {right} with this: {titles}; the size of the error is all that speaks for it"
+        return f"{wrong} is like {right} with this: {titles}; nothing is proved by that ({cause.reason})"
     return (
         f"{wrong} is {right} with this: {titles}. Put into {right}, it takes the largest gap from {cause.before:.2g} "
         f"to {cause.after:.2g}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from vitconv.errors import UsageError
+from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images, probe_weights
@@ -19,6 +19,20 @@ PROBE, GIVEN = "probe", "given"
 Progress = Callable[[int, int, str], None]
 # Float64 traces of the baseline are kept for later stages up to this many bytes, and computed again past it.
 KEEP_BYTES = 1 << 30
+
+
+# What torch and hand-written kernels answer a dtype with that they do not know.
+_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, IndexError)
+
+
+class CannotRun(Refused):
+    """A side's own code ended with an error."""
+
+    def __init__(self, side: Side, precision: str, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or ["without a word"]
+        self.label, self.precision = side.label, precision
+        self.said = f"{type(error).__name__}: {lines[0]}"
+        super().__init__(f"{side.label} ({side.spec}) does not run in {precision}: {self.said}")
 
 
 @dataclass
@@ -34,6 +48,7 @@ class Pair:
         sink: told every trace with the name of its weights, to be saved.
         progress: told runs done, runs in all, and what runs now.
         planned: runs in all, as far as known.
+        finest: what `vitconv.parity.capability.finest` found of each side.
     """
 
     a: Side
@@ -46,6 +61,7 @@ class Pair:
     progress: Progress | None = None
     planned: int = 0
     runs: int = 0
+    finest: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
     _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
     _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
@@ -134,6 +150,7 @@ class Pair:
 
         Raises:
             UsageError: no such images.
+            CannotRun: the network ends with an error.
         """
         if inputs not in self.images:
             raise UsageError(f"inputs {inputs!r}: there are {', '.join(self.images)}")
@@ -143,22 +160,25 @@ class Pair:
         if plain and key in self._kept:
             return self._kept[key]
         self._tell(f"{side.label} {precision} {inputs} ({of} weights)")
-        done = trace(
-            built or self.network(side, precision, of, rounded=rounded),
-            self.images[inputs] if images is None else images,
-            self.seed if cotangent is None else cotangent,
-            precision,
-            side=side.label,
-            inputs=inputs,
-            bridge=side.bridge,
-            edits=None if side.edits is None else (side.edits, self.before(side, of)),
-            backward=backward,
-            teacher=teacher,
-            loss_scale=loss_scale,
-            hooks=hooks,
-            blockwise=self.blockwise,
-            seed=seed,
-        )
+        try:
+            done = trace(
+                built or self.network(side, precision, of, rounded=rounded),
+                self.images[inputs] if images is None else images,
+                self.seed if cotangent is None else cotangent,
+                precision,
+                side=side.label,
+                inputs=inputs,
+                bridge=side.bridge,
+                edits=None if side.edits is None else (side.edits, self.before(side, of)),
+                backward=backward,
+                teacher=teacher,
+                loss_scale=loss_scale,
+                hooks=hooks,
+                blockwise=self.blockwise,
+                seed=seed,
+            )
+        except _ERRORS as e:
+            raise CannotRun(side, precision, e) from e
         if moved := self.moved:
             done = replace(
                 done,

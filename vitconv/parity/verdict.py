@@ -78,6 +78,14 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
     if differs:
         return "differs", _difference(ran, [s.key for s, _ in differs], differs[0][1].name, differs[0][1].detail)
     lacking = [key for key in NEEDED if key not in ran]
+    function = next((s for s in stages if s.key == "function"), None)
+    if lacking == ["function"] and function is not None and "does not run" in (function.why_skipped or ""):
+        named = ran["why"].rows[0].values["found"] if "why" in ran else ()
+        if named:
+            # No run shows it by itself; all of them together do.
+            said = " and ".join(named)
+            return "differs", f"{function.why_skipped}; over many inputs its difference is that of {said}"
+        return "undecided", _below(ran, function.why_skipped or "")
     if lacking:
         return "undecided", f"nothing speaks against it, but {', '.join(lacking)} did not run, so nothing is proved"
     numerics = [s for s in ran.values() if s.key.startswith("numerics")]
@@ -86,6 +94,14 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
     )
     more = "" if numerics else "; no other precision was looked at"
     return "same", f"the same function in float64, forward and backward{said}{more}"
+
+
+def _below(ran: Mapping[str, Stage], why_skipped: str) -> str:
+    """Say what is known of a side that exists in lower precision only: never that it is the same."""
+    text = f"{why_skipped}; so the function was not compared, and rounding hides what is smaller than itself"
+    why = ran.get("why")
+    limit = None if why is None else next((r for r in why.rows if r.name == "detection limit"), None)
+    return text if limit is None else f"{text}: {len(limit.values['undetectable'])} faults {limit.detail}"
 
 
 def _difference(ran: Mapping[str, Stage], failing: list[str], name: str, detail: str) -> str:
@@ -99,5 +115,7 @@ def _difference(ran: Mapping[str, Stage], failing: list[str], name: str, detail:
         return f"not the same function: {bad.name}: {bad.detail}"
     if failing[0].startswith("numerics"):
         precision = failing[0].removeprefix("numerics-")
-        return f"the same function in float64, and not the same numerics in {precision}: {name}: {detail}"
+        known = function is not None and not function.failures
+        text = "the same function in float64, and not" if known else "the function was not compared in float64; not"
+        return f"{text} the same numerics in {precision}: {name}: {detail}"
     return f"{name}: {detail}"

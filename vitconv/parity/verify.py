@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.errors import UsageError
+from vitconv.parity.capability import finest
 from vitconv.parity.environment import environment
-from vitconv.parity.pair import Pair, Progress, pair_of
+from vitconv.parity.pair import CannotRun, Pair, Progress, pair_of
 from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.resolve import Sets, Target, asked, resolve
 from vitconv.parity.run import Recorder
-from vitconv.parity.stage import Stage, skipped
+from vitconv.parity.stage import Row, Stage, skipped, stage
 from vitconv.parity.stages import accounting, function, numerics, parting, sanity, why
 from vitconv.parity.stages.function import Compared
 from vitconv.parity.stages.numerics import Judged
@@ -118,6 +119,30 @@ def planned(pair: Pair, precisions: Sequence[str], skip: frozenset[str]) -> int:
     return runs
 
 
+def _in_float64(pair: Pair) -> Stage | None:
+    """Return the stage as skipped when a side does not run in float64."""
+    for side in (pair.a, pair.b):
+        _, error = finest(pair, side)
+        if error:
+            return skipped(function.KEY, function.TITLE, f"{side.label} does not run in float64: {error}")
+    return None
+
+
+def _judged(pair: Pair, precision: str, rules: Profile, judged: list[Judged], same: bool | None) -> Stage:
+    """Judge a precision and add it to `judged`; a side that does not run in it is said, and nothing is judged."""
+    key, title = f"{numerics.KEY}-{precision}", f"Same numerics? ({precision_of(precision).title})"
+    if finest(pair, pair.a)[1]:
+        return skipped(key, title, "the baseline does not run in float64, so its error is not known: make it B")
+    try:
+        judged.append(numerics.same_numerics(pair, precision, rules, same=same))
+    except CannotRun as e:
+        if finest(pair, pair.side(e.label))[1]:
+            return skipped(key, title, f"{e.label} does not run so: {e.said}")
+        # A side that runs in float64, and not in what was asked for, is left open.
+        return stage(key, title, [Row(f"{e.label}: runs", "fail", str(e), blame="undecided")])
+    return judged[-1].stage
+
+
 def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rules: Profile) -> Result:
     """Run the stages on a pair that is on the bench, and judge."""
     stages: list[Stage] = []
@@ -140,8 +165,7 @@ def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rule
 
     def judge_at(precision: str) -> Stage:
         same = compared[-1].worst() is None if compared else None
-        judged.append(numerics.same_numerics(pair, precision, rules, same=same))
-        return judged[-1].stage
+        return _judged(pair, precision, rules, judged, same)
 
     timed(accounting.KEY, accounting.TITLE, lambda: accounting.account(pair))
     shapes_fit = not any(r.name == "shapes" for r in stages[-1].rows)
@@ -150,14 +174,15 @@ def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rule
         word, reason = judge(stages)
         return Result(word, reason, pair.a.spec, pair.b.spec, pair.a.facts, pair.b.facts, tuple(stages))
     timed(sanity.KEY, sanity.TITLE, lambda: sanity.sound(pair))
-    timed(function.KEY, function.TITLE, compare)
+    timed(function.KEY, function.TITLE, lambda: _in_float64(pair) or compare())
     for name in (p for p in precisions if p != "fp64"):
         title = f"Same numerics? ({precision_of(name).title})"
         timed(f"numerics-{name}", title, lambda name=name: judge_at(name))  # type: ignore[misc]
     where: list[Where] = []
     cause: list[Any] = []
     timed(parting.KEY, parting.TITLE, lambda: parting.look(pair, compared, judged, where))
-    timed(why.KEY, why.TITLE, lambda: why.ask(pair, where, cause))
+    ran = [j.precision for j in judged]
+    timed(why.KEY, why.TITLE, lambda: why.ask(pair, where, cause, ran))
     word, reason = judge(stages)
     return Result(
         word,

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from vitconv.layout.match import collapse
+from vitconv.parity.capability import finest, scale_of
 from vitconv.parity.compare import gaps
 from vitconv.parity.nondeterminism import watching
 from vitconv.parity.pair import PROBE, Pair
+from vitconv.parity.precision import precision_of
 from vitconv.parity.side import Side, module_of
 from vitconv.parity.stage import Blame, Row, Stage, Status, short, stage
-from vitconv.parity.tolerance import NUDGE, NULL, SAME_FUNCTION
+from vitconv.parity.tolerance import NEARLY, NUDGE, NULL, SAME_FUNCTION
 from vitconv.parity.trace import INPUT, Trace
 
 KEY, TITLE = "sanity", "Is the test itself sound?"
@@ -33,14 +35,22 @@ def sound(pair: Pair) -> Stage:
     rows: list[Row] = []
     notes: list[str] = []
     for side in (pair.a, pair.b):
-        t = pair.run(side, inputs, "fp64", PROBE)
+        precision, why = finest(pair, side)
+        if why:
+            notes.append(f"{side.label} does not run in float64 ({why}): looked at in {precision}")
+        t = pair.run(side, inputs, precision, PROBE, loss_scale=scale_of(precision))
         rows.append(_repeats(pair, side, inputs, t))
         for of in pair.sets:
-            rows += _alive(side, of, pair.run(side, inputs, "fp64", of))
-        without = pair.run(side, inputs, "fp64", PROBE, backward=False)
+            rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale_of(precision)))
+        without = pair.run(side, inputs, precision, PROBE, backward=False)
         rows += [_inference(side, without, t), *_batches(pair, side, without)]
         rows.append(_exercised(pair, side, inputs, t, notes))
     return stage(KEY, TITLE, rows, notes)
+
+
+def _near(t: Trace) -> float:
+    """Return what two runs of one side may part by: nothing to speak of in float64."""
+    return SAME_FUNCTION if t.precision == "fp64" else NEARLY * precision_of(t.precision).unit
 
 
 def _repeats(pair: Pair, side: Side, inputs: str, first: Trace) -> Row:
@@ -49,19 +59,20 @@ def _repeats(pair: Pair, side: Side, inputs: str, first: Trace) -> Row:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pair.seed + 1)
         weights = pair.weights(side, PROBE)
-        again = module_of(side, dtype=torch.float64, device=pair.device, weights=weights, remake=True)
-    second = pair.run(side, inputs, "fp64", PROBE, built=again, seed=1)
+        dtype = precision_of(first.precision).dtype
+        again = module_of(side, dtype=dtype, device=pair.device, weights=weights, remake=True)
+    second = pair.run(side, inputs, first.precision, PROBE, built=again, seed=1, loss_scale=first.loss_scale)
     found = gaps(first, second)
     worst = max(found, key=lambda g: g.rel_rms)
     if worst.max_abs == 0 and worst.finite:
         return Row(name, "ok", "two runs, built anew and with other random numbers, agree to the bit", {"gap": 0.0})
     site = next((g.name for g in found if not g.finite or g.max_abs != 0), worst.name)
     sites: dict[str, str] = {}
-    pair.run(side, inputs, "fp64", PROBE, hooks=(lambda b: watching(b, sites),), backward=False, seed=2)
+    pair.run(side, inputs, first.precision, PROBE, hooks=(lambda b: watching(b, sites),), backward=False, seed=2)
     named = ", ".join(f"{where} ({op})" for where, op in list(sites.items())[:8])
     detail = f"two runs part first at {site}, by {short(worst.rel_rms)} at most"
     detail += f"; random numbers are drawn by {named}" if sites else "; no random operator was seen"
-    within = worst.finite and worst.rel_rms <= SAME_FUNCTION
+    within = worst.finite and worst.rel_rms <= _near(first)
     blame = _blame(side)
     return Row(name, "warn" if within else "fail", detail, {"gap": worst.rel_rms, "site": site, "random": sites}, blame)
 
@@ -71,9 +82,9 @@ def _batches(pair: Pair, side: Side, t: Trace) -> Iterator[Row]:
     inputs = t.inputs
     if len(pair.images[inputs]) < 2:
         return
-    one = pair.run(side, inputs, "fp64", PROBE, backward=False, images=pair.images[inputs][:1])
+    one = pair.run(side, inputs, t.precision, PROBE, backward=False, images=pair.images[inputs][:1])
     gap = _relative(one.output, t.output[:1])
-    status: Status = "ok" if gap <= SAME_FUNCTION else "fail"
+    status: Status = "ok" if gap <= _near(t) else "fail"
     said = "does not depend on" if status == "ok" else "depends on"
     yield Row(
         f"{side.label}: batch of 1 and of {len(pair.images[inputs])}",
@@ -89,8 +100,8 @@ def _inference(side: Side, without: Trace, t: Trace) -> Row:
     gap = _relative(without.output, t.output)
     return Row(
         f"{side.label}: without gradients",
-        "ok" if gap <= SAME_FUNCTION else "fail",
-        f"the output without gradients is {'the same' if gap <= SAME_FUNCTION else 'another'} ({short(gap)})",
+        "ok" if gap <= _near(t) else "fail",
+        f"the output without gradients is {'the same' if gap <= _near(t) else 'another'} ({short(gap)})",
         {"gap": gap},
         _blame(side),
     )
@@ -165,9 +176,9 @@ def _felt(pair: Pair, side: Side, inputs: str, t: Trace, names: list[str]) -> li
         tied = {group[0]: group for group in side.bridge.ties}
         for first, group in tied.items():
             weights |= dict.fromkeys(group, weights[first])
-        built = module_of(side, dtype=torch.float64, device=pair.device, weights=weights)
-        changed = pair.run(side, inputs, "fp64", PROBE, backward=False, built=built)
-        return _relative(changed.output, t.output) > SAME_FUNCTION
+        built = module_of(side, dtype=precision_of(t.precision).dtype, device=pair.device, weights=weights)
+        changed = pair.run(side, inputs, t.precision, PROBE, backward=False, built=built)
+        return _relative(changed.output, t.output) > _near(t)
 
     if not moved(names):
         return []

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Sequence
 
-from vitconv.parity.pair import Pair
+from vitconv.parity.capability import finest
+from vitconv.parity.explain import Cause, explain
+from vitconv.parity.half_only import explain_half, limits_told
+from vitconv.parity.pair import GIVEN, PROBE, Pair
 from vitconv.parity.stage import Row, Stage, skipped, stage
 from vitconv.parity.where import Where
 
 KEY, TITLE = "why", "Why?"
 
 
-def ask(pair: Pair, where: list[Where], out: list[Any]) -> Stage:
-    """Search the cause of the difference and add it to `out`; a stage that is skipped when there is none."""
-    if not where:
-        return skipped(KEY, TITLE, "there is nothing to explain")
-    if find_spec("vitconv.parity.explain") is None:
-        return skipped(KEY, TITLE, "there is no fault catalogue here")
-    from vitconv.parity.explain import explain  # type: ignore[import-not-found, unused-ignore]
+def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[str]) -> Stage:
+    """Search the cause of the difference and add it to `out`; a stage that is skipped when there is none.
 
-    cause = explain(pair.a, pair.b, where[0], pair=pair)
+    Of a side that does not run in float64 it is asked in any case: what was not seen may be below its rounding.
+
+    Args:
+        pair: the sides.
+        where: where they part, if they do.
+        out: gets the cause.
+        judged: the precisions that were judged.
+    """
+    half = bool(finest(pair, pair.b)[1]) and not finest(pair, pair.a)[1]
+    if half and judged:
+        cause = explain_half(pair, judged[0], GIVEN if GIVEN in pair.sets else PROBE)
+        if where and not cause.found:
+            # More rounding error than the baseline has: a loss of precision may have these sizes.
+            sized = explain(pair.a, pair.b, where[0], pair=pair)
+            cause = sized if sized.found else cause
+    elif where:
+        cause = explain(pair.a, pair.b, where[0], pair=pair)
+    else:
+        return skipped(KEY, TITLE, "there is nothing to explain")
     out.append(cause)
     found = tuple(str(name) for name in cause.found)
     said = f"explained by {' and '.join(found)}" if found else "no fault of the catalogue explains it"
+    if half and not where and not found:
+        said = "no fault of the catalogue stands out of the noise"
     values = {"found": found, "before": cause.before, "after": cause.after, "excluded": tuple(map(str, cause.excluded))}
-    unseen = ", ".join(map(str, cause.undetectable))
-    notes = [f"cannot be excluded at this noise: {unseen}"] if unseen else []
-    return stage(KEY, TITLE, [Row("cause", "info", said, values)], notes)
+    rows = [Row("cause", "info", said, values)]
+    if cause.undetectable:
+        told = limits_told([str(n) for n in cause.undetectable])
+        rows.append(Row("detection limit", "warn", told, {"undetectable": cause.undetectable}))
+    return stage(KEY, TITLE, rows)
