@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("convert")
 @click.argument("src", type=NamedPath())
 @click.argument("dst", type=NamedPath(), required=False)
-@click.option("--to", required=True, metavar="DIALECT", help="The dialect to write.")
+@click.option("--to", default="timm", show_default=True, metavar="DIALECT", help="The dialect to write.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; DST may be left out.")
 @click.option("--residue", type=NamedPath(), help="Keep what the target has no place for in this file.")
 @click.option("--restore", type=NamedPath(), help="Put such a file back.")
@@ -80,9 +80,11 @@ def command(
 ) -> int:
     """Convert SRC to the dialect --to and write DST: a .safetensors file, or a folder that the target's library opens.
 
-    SRC is safetensors (file, shards, folder), a torch .pth/.pt/.bin, a TorchScript archive, .npz or an exported ONNX
-    model; its dialect is found from names and shapes. The plan is proved before a byte is read: every element of the
-    source is used exactly once.
+    A folder written as timm opens in timm (`local-dir:DST`) and in transformers (`from_pretrained`).
+
+    SRC is safetensors (file, shards, folder), a torch .pth/.pt/.bin, a TorchScript archive, .npz, an exported ONNX
+    model or a folder of torch.distributed.checkpoint; its dialect is found from names and shapes. The plan is proved
+    before a byte is read: every element of the source is used exactly once.
 
     Exit codes: 0 done, 1 source not recognised, 3 refused: something would be lost, guessed or changed.
     """

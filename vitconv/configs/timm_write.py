@@ -122,7 +122,7 @@ def _sizes(request: Request, image: tuple[int, int]) -> dict[str, Any]:
         "img_size": list(image),
         "patch_size": p if p == sizes.get("q", p) else [p, sizes["q"]],
         "in_chans": sizes["c"],
-        "num_classes": sizes["o"] if request.has("head.weight") else 0,
+        # No num_classes: timm takes that of the file itself, and transformers' TimmWrapper gives its own.
         "embed_dim": d,
         "depth": sizes["i"],
         "mlp_ratio": ratio,
