@@ -67,6 +67,16 @@ def test_a_scheme_speaks_of_every_canonical_tensor(scheme: Scheme, make: Make) -
         "p": 16,
         "q": 16,
         "o": 10,
+        "l": 732,
+        "3": 3,
+        "f": 16,
+        "u": 192,
+        "w": 768,
+        "s": 8192,
+        "y": 128,
+        "g": 128,
+        "x": 512,
+        "z": 768,
     }
     shapes = {name.replace("{i}", "0"): tuple(sizes[a] for a in slot.axes) for name, slot in SCHEMA.items()}
     declared = scheme.declared(Architecture({**arch.shapes, **shapes}, arch.facts))

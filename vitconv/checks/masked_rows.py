@@ -6,16 +6,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.halves import Watch
-from vitconv.checks.base.passes import loss_of
+from vitconv.checks.base.passes import MaskedRows, loss_of
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import running
 
@@ -32,38 +30,10 @@ class Way:
     closed: Tensor
 
 
-@dataclass
-class Rows(TorchDispatchMode):
-    """Counts the rows of softmax whose every logit is masked, and those of them that came out as NaN."""
-
-    low: float
-    masked: int = 0
-    lost: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch imports its compiler, ten seconds.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
-        if name in ("_softmax", "_log_softmax", "_safe_softmax") and args[0].dim() > 2:
-            whole = (args[0].detach() < self.low).all(-1)
-            self.masked += int(whole.sum())
-            self.lost += int((whole & out.detach().isnan().any(-1)).sum())
-        return out
-
-
-def run(context: Context, limits: Limits) -> Iterator[Finding]:
+def run(context: Context, _limits: Limits) -> Iterator[Finding]:
     """Look at the rows of the network's own masks; where it takes a mask, hide all of one row and run both ways."""
-    built = context.network
+    built, rows = context.network, context.signals
     images = context.data.batch(2)[0]
-    with Rows(limits["low"]) as rows, torch.no_grad():
-        built.run(built.module, images)
     if rows.masked:
         yield Finding(
             "error" if rows.lost else "warn",
@@ -77,7 +47,7 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         raise NotApplicable("it takes no mask, and no row of its attention is masked as a whole")
     precisions = ["fp32"] + ([context.plan.precision] if context.plan.precision != "fp32" else [])
     for way in ways:
-        yield from _closed(context, way, images, precisions, limits["low"])
+        yield from _closed(context, way, images, precisions)
 
 
 def accepted(built: Built, images: Tensor) -> list[Way]:
@@ -90,9 +60,12 @@ def accepted(built: Built, images: Tensor) -> list[Way]:
         known = inspect.signature(built.module.forward).parameters
     except (TypeError, ValueError):
         return []
+    arguments = [name for name in NAMES if name in known]
+    if not arguments:
+        return []
     with torch.no_grad():
         plain = built.run(built.module, images)
-        for argument in (n for n in NAMES if n in known):
+        for argument in arguments:
             for form, make in _forms(images, built).items():
                 way = make(argument)
                 try:
@@ -163,7 +136,7 @@ def _output(built: Built, images: Tensor, way: Way, mask: Tensor) -> Tensor:
     return value
 
 
-def _closed(context: Context, way: Way, images: Tensor, precisions: list[str], low: float) -> Iterator[Finding]:
+def _closed(context: Context, way: Way, images: Tensor, precisions: list[str]) -> Iterator[Finding]:
     """Hide all keys of one row, or all tokens of one example, and see what becomes of the others."""
     fresh = context.fresh()
     module = fresh.module.eval()
@@ -172,7 +145,7 @@ def _closed(context: Context, way: Way, images: Tensor, precisions: list[str], l
     for precision in precisions:
         module.zero_grad(set_to_none=True)
         try:
-            with running(precision, "cpu") as mode, Rows(low) as rows:
+            with running(precision, "cpu") as mode, MaskedRows() as rows:
                 with Watch(None), mode.forward():
                     output = _output(fresh, images, way, way.closed)
                 loss_of(output, labels).backward()
@@ -212,7 +185,5 @@ CHECK = Check(
     advice="let a masked row attend to itself, or use scaled_dot_product_attention with a boolean mask, which gives 0",
     cost="pass",
     run=run,
-    # Anything lower is meant to be minus infinity.
-    limits={"low": -1e4},
     source="pytorch/pytorch#109517 and #178251",
 )

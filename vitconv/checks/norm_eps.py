@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
 
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
-from vitconv.hosts.base.survey import eps_of, is_norm
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Compare every norm's eps with the variance of what it is given."""
-    seen = variances(context)
+    seen = context.signals.variances
     if not seen:
         raise NotApplicable("no norm with an eps was run")
     worst_name, (low, eps) = max(seen.items(), key=lambda item: _loss(*item[1]))
@@ -48,33 +46,6 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
             f"1/eps of {', '.join(f'{e:g}' for e in unsafe)} is infinite in float16: a hand-written norm divides by it",
             {"eps": unsafe},
         )
-
-
-def variances(context: Context) -> dict[str, tuple[float, float]]:
-    """Return {module name: (smallest variance over tokens, eps)} of every norm, by one forward pass."""
-    built = context.network
-    found: dict[str, tuple[float, float]] = {}
-
-    def hook(name: str, eps: float) -> object:
-        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].detach()
-            variance = float(x.var(-1, correction=0).min())
-            found[name] = (min(variance, found.get(name, (math.inf, eps))[0]), eps)
-
-        return keep
-
-    handles = [
-        m.register_forward_pre_hook(hook(name, eps))  # type: ignore[arg-type]
-        for name, m in built.module.named_modules()
-        if is_norm(m) and "BatchNorm" not in type(m).__name__ and (eps := eps_of(m)) is not None
-    ]
-    try:
-        with torch.no_grad():
-            built.run(built.module, context.data.batch(context.plan.batch)[0])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 def _loss(variance: float, eps: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.passes import is_block, rms
+from vitconv.checks.base.plan import Plan
 from vitconv.errors import Refused
 from vitconv.hosts.base.tap import recording
-from vitconv.parity.bridge import state_of
+from vitconv.parity.bridge import Bridge, state_of
 
 FACTOR = 10.0
 # Examples that are run again; the figures are means over all their tokens.
-FEW = 2
+FEW = 1
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
@@ -95,18 +96,15 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
     bridge, seen, plan = context.bridge, context.signals, context.plan
     if bridge is None or context.trained:
         return
-    built = context.fresh()
-    built.module.eval()
+    built = context.network
     state = state_of(built.module)
-    moved = bridge.read(state)
-    for name, grad in seen.grads.items():
-        moved[name] = moved[name] - plan.lr * grad / (grad.abs() + plan.eps)
-    for first, *rest in bridge.ties:
-        for name in rest:
-            moved[name] = moved[first]
-    bridge.write(moved, state)
-    with torch.no_grad(), recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
-        built.run(built.module, context.data.batch(plan.batch)[0][:FEW])
+    kept = bridge.read(state)
+    try:
+        bridge.write(_moved(kept, seen.grads, plan, bridge), state)
+        with torch.no_grad(), recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
+            built.run(built.module, context.data.batch(plan.batch)[0][:FEW])
+    finally:
+        bridge.write(kept, state)
     now = {n: rms(x) for n, x in after.values().items()}
     last = max(now, key=lambda n: int(n.split(".")[1]))
     before = rms(seen.taps[last][:FEW])
@@ -126,6 +124,16 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
         },
         ("block", "RMS"),
     )
+
+
+def _moved(weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], plan: Plan, bridge: Bridge) -> dict[str, Tensor]:
+    moved = dict(weights)
+    for name, grad in grads.items():
+        moved[name] = weights[name] - plan.lr * grad / (grad.abs() + plan.eps)
+    for first, *rest in bridge.ties:
+        for name in rest:
+            moved[name] = moved[first]
+    return moved
 
 
 CHECK = Check(

@@ -9,12 +9,15 @@ from vitconv.inits.base.distribution import Distribution, constant, truncated_ab
 from vitconv.inits.base.placement import RESCALED
 from vitconv.inits.base.roles import default, table, weights
 from vitconv.inits.base.scheme import Scheme
+from vitconv.layout.canonical import layer_of
 
 _USUAL = truncated_absolute(0.02)
 
 
 def rescaled(site: Site) -> Distribution:
-    """Return N(0, .02 / sqrt(2 l)) for block l = 1..N, drawn afresh and never divided in place."""
+    """Return N(0, .02 / sqrt(2 l)) for block l = 1..N, drawn afresh and never divided in place; .02 in a pool."""
+    if layer_of(site.name) is None:
+        return _USUAL
     return truncated_absolute(0.02 / math.sqrt(2.0 * site.number))
 
 

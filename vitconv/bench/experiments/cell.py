@@ -55,7 +55,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment: which network, and how it is trained (AdamW 0.9/0.95, no clipping)."""
+    """One experiment: which network, and how it is trained (AdamW 0.9/0.95, no clipping).
+
+    `until`: the steps that are run of those that are planned; 0 for all.
+    """
 
     study: str
     variant: str
@@ -69,12 +72,14 @@ class Cell:
     decay: float
     seed: int = 0
     precision: str = "fp32"
+    until: int = 0
 
     @property
     def id(self) -> str:
         """Return a name that no other experiment has."""
         parts = (self.study, self.variant, f"depth {self.depth}", f"lr {self.lr:g}", f"warm-up {self.warmup}")
-        return ", ".join((*parts, f"seed {self.seed}", self.precision))
+        more = (f"first {self.until} of {self.steps} steps",) if self.until else ()
+        return ", ".join((*parts, f"seed {self.seed}", self.precision, *more))
 
     @property
     def plan(self) -> Plan:
@@ -174,9 +179,10 @@ def training(cell: Cell) -> dict[str, Any]:
     seen: list[tuple[int, float, float]] = []
 
     def watch(step: int) -> bool:
-        if step % EVERY == 0 or step == cell.steps - 1:
+        last = step == (cell.until or cell.steps) - 1
+        if step % EVERY == 0 or last:
             seen.append((step, *look(of, built, held.images[:16])))
-        return False
+        return last
 
     run = train(built, of.data, of.plan, of.bridge, watch=watch)
     built.module.eval()

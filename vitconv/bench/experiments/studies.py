@@ -60,18 +60,15 @@ def report() -> list[Cell]:
         return [replace(_REPORT, variant=n, network=t, **more) for n, t in names.items()]  # type: ignore[arg-type]
 
     rest = {n: t for n, t in FACTORS.items() if n not in pair}
-    rows = [*cells(pair), *cells(pair, seed=1), *cells(pair, seed=2), *cells(rest), *cells(pair, precision="amp-fp16")]
-    rows += [*cells(pair, depth=6), *cells(pair, lr=2e-3), *cells(pair, lr=1e-3), *cells(pair, depth=24)]
-    rows += cells({"eps 1e-5": FACTORS["eps 1e-5"]}, precision="amp-fp16")
-    rows += [
-        *cells(pair, lr=2e-3, precision="amp-fp16"),
-        *cells(pair, depth=24, lr=1e-3),
-        *cells(pair, depth=6, lr=2e-3),
-    ]
-    rows += [*cells(pair, lr=2e-3, seed=1), *cells(pair, lr=2e-3, seed=2), *cells(pair, depth=24, lr=2e-3)]
-    rows += [*cells(pair, depth=6, lr=1e-3), *cells(rest, seed=1)]
-    rows += [*cells(pair, seed=1, precision="amp-fp16"), *cells(pair, seed=2, precision="amp-fp16")]
-    return rows
+    rows = [*cells(pair), *cells(pair, seed=1), *cells(pair, seed=2)]
+    # What collapses does so between steps 40 and 120; the other half of the schedule changes no verdict.
+    half = {"until": 150}
+    rows += [*cells(rest, **half), *cells(pair, precision="amp-fp16", **half), *cells(pair, depth=6, **half)]
+    rows += [*cells(pair, lr=2e-3, **half), *cells(pair, lr=1e-3, **half), *cells(pair, depth=24, **half)]
+    rows += cells({"eps 1e-5": FACTORS["eps 1e-5"]}, precision="amp-fp16", **half)
+    rows += [*cells(pair, depth=24, lr=1e-3, **half), *cells(pair, lr=2e-3, precision="amp-fp16", **half)]
+    rows += [*cells(pair, depth=6, lr=1e-3, **half), *cells(pair, lr=2e-3, seed=1, **half)]
+    return rows + cells(rest, seed=1, **half)
 
 
 STUDIES = {"placement": placement, "report": report}

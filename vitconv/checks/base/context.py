@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from vitconv.checks.base.check import NotApplicable, Undecided
@@ -80,17 +81,33 @@ class Context:
 
     @cached_property
     def arch(self) -> Architecture:
-        """Return shapes and facts of the canonical network."""
+        """Return shapes and facts of the canonical network.
+
+        Raises:
+            NotApplicable: it is no plain ViT.
+        """
+        if "blocks.0.attn.q.weight" not in self.canonical:
+            raise NotApplicable("roles and init schemes are known of plain ViTs, with blocks of one width")
         return Architecture({n: tuple(t.shape) for n, t in self.canonical.items()}, self.facts)
 
     @property
     def placement(self) -> str | None:
         """Return where the norms of a block stand, or None when that is not known."""
-        return self.arch.placement if self.weights is not None else self.facts.norm_placement
+        return self.arch.placement if self.plain else self.facts.norm_placement
+
+    @property
+    def plain(self) -> bool:
+        """Return whether its weights are known by role, as those of a plain ViT."""
+        return self.weights is not None and "blocks.0.attn.q.weight" in self.weights
 
     @cached_property
     def audit(self) -> Audited:
-        """Return the audit of the weights, against all schemes."""
+        """Return the audit of the weights, against all schemes.
+
+        Raises:
+            NotApplicable: it is no plain ViT.
+        """
+        assert self.arch.depth
         return audit_tensors(self.canonical, self.facts)
 
     @cached_property
@@ -99,14 +116,28 @@ class Context:
         return one_pass(self.network, self.bridge, self.data.batch(self.plan.batch), self.facts)
 
     @cached_property
+    def beside_nothing(self) -> Tensor | None:
+        """Return the output of the first example once more, in evaluation, beside one of NaN; None for whole numbers.
+
+        Whatever comes from the other example is NaN, however small its share.
+        """
+        built, images = self.network, self.data.batch(2)[0]
+        if len(images) < 2 or not images.is_floating_point():
+            return None
+        pair = images.clone()
+        pair[1] = float("nan")
+        with torch.no_grad():
+            return built.run(built.module, pair)
+
+    @cached_property
     def halves(self) -> Halves:
         """Return a forward pass and backward passes in emulated half precision."""
-        return half_pass(self.network, self.data.batch(min(self.plan.batch, 2)), self.plan.precision)
+        return half_pass(self.network, self.data.batch(1), self.plan.precision)
 
     @property
     def trained(self) -> bool:
         """Return whether the weights look trained."""
-        return self.weights is not None and self.audit.training.state in ("trained", "partly trained")
+        return self.plain and self.audit.training.state in ("trained", "partly trained")
 
     def fresh(self) -> Built:
         """Return a copy of the network that may be changed, in train mode."""

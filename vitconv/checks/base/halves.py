@@ -81,7 +81,7 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
         built: the network, in float32; it is left as it was, gradients cleared.
         batch: images and labels.
         precision: `amp-fp16`, `amp-bf16`, or `fp32` for what autocast off would give.
-        scales: loss scales, largest first.
+        scales: loss scales, largest first; once one lets every gradient through, smaller ones are left out.
     """
     images, labels = batch
     module = built.module
@@ -101,6 +101,8 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
             with watch:
                 (loss * scale).backward(retain_graph=scale != scales[-1])
             backward[scale] = tuple(watch.steps)
+            if run_out(backward[scale]) is None:
+                break
     module.zero_grad(set_to_none=True)
     return Halves(precision, forward, backward, float(loss.detach()), bool(output.isfinite().all()))
 

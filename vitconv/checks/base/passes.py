@@ -11,13 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitconv.hosts.base.host import Built
+from vitconv.hosts.base.survey import eps_of, is_norm
 from vitconv.hosts.base.tap import recording
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.bridge import Bridge, state_of
 
 Batch = tuple[Tensor, Tensor]
+
+# Examples whose attention is worked out again; a figure is over all their pairs of tokens.
+EXAMPLES = 2
+# What masks in float: anything lower than this is meant to be minus infinity.
+LOW = -1e4
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Pass:
         taps, tap_grads: {canonical name: value}, {canonical name: gradient of the loss}.
         grads: {canonical parameter, or its own name where there is no canonical view: gradient}.
         attention: by block; empty where it could not be worked out.
+        variances: {norm module: (smallest variance over its tokens, eps)}.
+        masked, lost: rows of a softmax whose every logit is masked, and those of them that came out as NaN.
     """
 
     loss: float
@@ -50,6 +59,9 @@ class Pass:
     tap_grads: Mapping[str, Tensor]
     grads: Mapping[str, Tensor]
     attention: tuple[Attending, ...]
+    variances: Mapping[str, tuple[float, float]]
+    masked: int = 0
+    lost: int = 0
 
     def stream(self) -> list[tuple[str, Tensor]]:
         """Return (name, value) of the residual stream: ahead of the blocks, and after each."""
@@ -80,8 +92,9 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
     images, labels = batch
     module = built.module
     module.zero_grad(set_to_none=True)
-    with recording(built.taps, gradients=True) as seen, _attention_inputs(built) as read:
-        output = built.run(module, images)
+    with recording(built.taps, gradients=True) as seen, _attention_inputs(built) as read, _norms(module) as variances:
+        with MaskedRows() as rows:
+            output = built.run(module, images)
         loss = loss_of(output, labels)
         loss.backward()
     values = {n: x.detach() for n, x in seen.values().items()}
@@ -93,7 +106,9 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         grads = {n: p.grad.detach().clone() for n, p in module.named_parameters() if p.grad is not None}
         weights = {}
     module.zero_grad(set_to_none=True)
-    found = tuple(attending(i, q, k, weights, facts) for i, (q, k) in sorted(read.items())) if weights else ()
+    few = slice(EXAMPLES)
+    attended = (attending(i, q[few], k[few], weights, facts) for i, (q, k) in sorted(read.items()))
+    found = tuple(attended) if weights else ()
     return Pass(
         float(loss.detach()),
         output.dim() == 2,
@@ -102,7 +117,57 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         tap_grads,
         grads,
         tuple(a for a in found if a is not None),
+        variances,
+        rows.masked,
+        rows.lost,
     )
+
+
+class MaskedRows(TorchDispatchMode):
+    """Counts the rows of softmax whose every logit is masked, and those of them that came out as NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masked = self.lost = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler, ten seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
+        if name in ("_softmax", "_log_softmax", "_safe_softmax") and args[0].dim() > 2:
+            whole = args[0].detach().amax(-1) < LOW
+            if bool(whole.any()):
+                self.masked += int(whole.sum())
+                self.lost += int((whole & out.detach().isnan().any(-1)).sum())
+        return out
+
+
+@contextmanager
+def _norms(module: nn.Module) -> Iterator[dict[str, tuple[float, float]]]:
+    """Keep the smallest variance over tokens that every norm with an eps is given, and the eps."""
+    found: dict[str, tuple[float, float]] = {}
+
+    def hook(name: str, eps: float) -> Callable[..., None]:
+        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            variance = float(args[0].detach().var(-1, correction=0).min())
+            found[name] = (min(variance, found.get(name, (math.inf, eps))[0]), eps)
+
+        return keep
+
+    handles = [
+        m.register_forward_pre_hook(hook(name, eps))
+        for name, m in module.named_modules()
+        if is_norm(m) and "BatchNorm" not in type(m).__name__ and (eps := eps_of(m)) is not None
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def watched_attention(

@@ -17,7 +17,7 @@ from vitconv.inits.audit.trained import Training, training
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.deepnet import bound
 from vitconv.inits.base.scheme import Scheme
-from vitconv.layout.canonical import layer_of
+from vitconv.layout.canonical import layer_of, stack_of
 from vitconv.layout.semantics import Semantics
 from vitconv.registry import INITS, load, load_all
 
@@ -71,7 +71,7 @@ def audit_tensors(
         facts: what is known beside them; norm placement and alpha decide what is a fault.
         scheme: audit against this scheme only, and report what deviates from it; None compares with all.
     """
-    depth = 1 + max((i for name in tensors if (i := layer_of(name)) is not None), default=0)
+    depth = 1 + max((i for name in tensors if not stack_of(name) and (i := layer_of(name)) is not None), default=0)
     spectra = {f"blocks.{i}.{part}.weight" for i in {0, depth // 2, depth - 1} for part in _SPECTRA}
     measured = {name: measure(name, t, spectrum=name in spectra) for name, t in tensors.items()}
     arch = Architecture({name: m.shape for name, m in measured.items()}, facts or Semantics())

@@ -72,7 +72,7 @@ def _constant(m: Measured, d: Distribution) -> Conformity:
 def _table(m: Measured, d: Distribution) -> Conformity:
     off = max(abs(m.mean - d.mean), abs(m.std - d.std))
     # A sample of a large table has other moments than the whole by a few percent.
-    if off <= (1e-3 if m.sampled == m.n else 0.03) and m.high <= 1.0 and m.low >= -1.0:
+    if off <= (1e-3 if m.sampled == m.n else 0.03) * max(1.0, d.std) and m.high <= d.high and m.low >= d.low:
         return OK
     return Conformity("fail", "table", off, f"mean {m.mean:.3g} and std {m.std:.3g}, expected {d.text}")
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isqrt
 
 from vitconv.errors import Refused
-from vitconv.layout.canonical import layer_of, role_of, template_of
+from vitconv.layout.canonical import layer_of, role_of, stack_of, template_of
 from vitconv.layout.semantics import Semantics
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,8 +26,9 @@ class Architecture:
 
     @cached_property
     def depth(self) -> int:
-        """Return the number of blocks N; each is two sublayers."""
-        return 1 + max((i for name in self.shapes if (i := layer_of(name)) is not None), default=-1)
+        """Return the number of blocks N of the trunk; each is two sublayers."""
+        trunk = (name for name in self.shapes if not stack_of(name))
+        return 1 + max((i for name in trunk if (i := layer_of(name)) is not None), default=-1)
 
     @property
     def width(self) -> int:
@@ -75,6 +76,10 @@ class Architecture:
 
     def sites(self) -> tuple[Site, ...]:
         """Return one site per tensor, in the order of the shapes."""
+        return self._sites
+
+    @cached_property
+    def _sites(self) -> tuple[Site, ...]:
         return tuple(Site(name, tuple(shape), self) for name, shape in self.shapes.items())
 
     def with_facts(self, **facts: object) -> Architecture:
@@ -90,12 +95,12 @@ class Site:
     shape: tuple[int, ...]
     arch: Architecture
 
-    @property
+    @cached_property
     def template(self) -> str:
         """Return the canonical template, such as `blocks.{i}.norm1.weight`."""
         return template_of(self.name)
 
-    @property
+    @cached_property
     def role(self) -> str:
         """Return the role, such as `attn.q.weight`."""
         return role_of(self.name)

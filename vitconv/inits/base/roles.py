@@ -16,7 +16,7 @@ from vitconv.inits.base.distribution import (
     xavier_uniform,
 )
 from vitconv.inits.base.fans import Fans, flat_fans, fused_fans, linear_fans
-from vitconv.inits.base.sincos import Table
+from vitconv.inits.base.sincos import Periods, Table
 
 Value = Distribution | Callable[[Site], Distribution]
 
@@ -46,7 +46,7 @@ def table(
     head_bias: Value | None = None,
     more: Mapping[str, Value] | None = None,
 ) -> dict[str, Value]:
-    """Return a table with every role of the plain family.
+    """Return a table with every role of the plain family, decoders of masked autoencoders included.
 
     Norms get 1 and 0. What is None follows: mlp_bias the bias, dist and registers the class token, head the linear
     layers. `more` is laid over the rest, by template or role.
@@ -66,6 +66,17 @@ def table(
         "head.bias": bias if head_bias is None else head_bias,
         "pool.dense.weight": linear,
         "pool.dense.bias": bias,
+        # A key bias that is masked, biases by relative position, and a norm that only training has.
+        "dead": ZEROS,
+        "rel_pos": ZEROS,
+        "rel_pos_cls": ZEROS,
+        "blocks.{i}.attn.rel_pos": ZEROS,
+        "blocks.{i}.attn.rel_pos_cls": ZEROS,
+        "training.weight": ONES,
+        "training.bias": ZEROS,
+        "decoder.weight": linear,
+        "decoder.bias": bias,
+        "rope": periods,
     }
     for part in (*QKV, "attn.out", *MLP):
         found[f"{part}.weight"] = linear
@@ -112,6 +123,12 @@ def lecun(site: Site) -> Distribution:
 def sincos(kind: str) -> Callable[[Site], Distribution]:
     """Return the fixed position table of this kind."""
     return lambda site: fixed(Table(kind, *site.arch.grid, site.shape[-1]))
+
+
+def periods(site: Site) -> Distribution:
+    """Return the periods of a rotary embedding, which no seed changes."""
+    theta = site.arch.facts.rope_theta
+    return fixed(Periods(100.0 if theta is None else theta, site.shape[-1]))
 
 
 def by_width(site: Site) -> Distribution:

@@ -66,8 +66,37 @@ class Table:
         return torch.cat(halves, dim=1).float()
 
 
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The periods [f] of a rotary embedding: theta^(k/f) (facebookresearch/dinov3, rope_position_encoding.py)."""
+
+    theta: float
+    count: int
+
+    @property
+    def text(self) -> str:
+        """Return what it is in words."""
+        return f"periods {self.theta:g}^(k/{self.count})"
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of all values."""
+        return _moments(self)[0]
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation."""
+        return _moments(self)[1]
+
+    def values(self) -> Tensor:
+        """Return the periods: [f], float32, worked out in float64."""
+        import torch
+
+        return (self.theta ** (torch.arange(self.count, dtype=torch.float64) / self.count)).float()
+
+
 @cache
-def _moments(table: Table) -> tuple[float, float]:
+def _moments(table: Table | Periods) -> tuple[float, float]:
     values = table.values().double()
     mean = float(values.mean())
     return mean, math.sqrt(float(values.square().mean()) - mean * mean)
