@@ -111,6 +111,11 @@ def _in_folder(folder: Path, ignore_index: bool) -> Place:
             notes = [f"read {name}; not read: {some(unused)}"] if unused else []
             return Place((folder / name,), notes=tuple(notes))
     _refuse_distributed(folder, names)
+    from vitconv.io.deepspeed import find_deepspeed
+
+    whole = find_deepspeed(folder, names)
+    if whole is not None:
+        return Place((whole[0],), notes=(whole[1],) if whole[1] else ())
     if len(weights) == 1:
         return Place((folder / weights[0],))
     if not weights:
@@ -128,10 +133,6 @@ def _refuse_distributed(folder: Path, names: list[str]) -> None:
         raise BadFile(
             f"{folder}: pieces of a distributed checkpoint of torch (DCP) without the {_CATALOGUE} file that says what"
             " they are: the save did not finish, or the file was not copied along, being hidden"
-        )
-    if "zero_to_fp32.py" in names or any(name.startswith(("zero_pp_rank", "bf16_zero_pp_rank")) for name in names):
-        raise BadFile(
-            f"{folder}: a checkpoint of DeepSpeed in pieces; gather the weights first with its zero_to_fp32.py"
         )
     if "checkpoint" in names and any(name.endswith(".index") for name in names):
         raise BadFile(f"{folder}: a checkpoint of TensorFlow; save the weights as .npz or safetensors")
