@@ -26,7 +26,6 @@ EXTRA = [
     ("xformers-embedding", {"encoders.0.embedding_projector.weight": (16, 8)}, "projector after the position"),
     ("xformers-pre", {_ATT + "attention.rel_pos_emb": (4, 4)}, "attention with weights of its own"),
     ("timm-tiny", {"blocks.0.attn.gate.weight": (16, 16)}, "gated attention"),
-    ("timm-tiny", {"attn_pool.latent": (1, 1, 16)}, "attention-pooling head"),
     ("timm-tiny", {"patch_embed.norm.weight": (16,)}, "patch embedding with a norm"),
     ("timm-tiny", {"blocks.0.attn.relative_position_bias_table": (49, 2)}, "relative positions"),
     ("timm-layer-scale", {"blocks.0.gamma_1": (16,)}, "BEiT, EVA or CaiT"),

@@ -142,6 +142,8 @@ def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dic
     # Most codebases hold only networks whose attention is as wide as the trunk.
     if variant.dialect.equal or random.random() < (0.9 if square else 0.5):
         env["d"] = env["a"]
+    # Such as the width of a pooling head.
+    env |= {x: env[y] for x, y in variant.dialect.equal if x != "a" and x in env}
     return env
 
 
@@ -251,7 +253,8 @@ def network_of(
 
 
 def heads(case: Case) -> dict[str, int]:
-    return {"h": case.axes["h"]} if "h" in case.axes else {}
+    """Return the sizes that some files do not hold: heads, and the sides of patches that are kept as rows."""
+    return {x: case.axes[x] for x in ("h", "p", "q") if x in case.axes}
 
 
 def convert(

@@ -48,6 +48,10 @@ class Candidates:
 
         return list(load_all(DIALECTS, only={*names} - {*special}).values()), apart
 
+    def under(self, name: str) -> list[Dialect]:
+        """Return the special cases of a dialect of our own, unless one was told."""
+        return [] if self.name else [load(DIALECTS, n) for n, g in _told("general").items() if g == name]
+
     def named(self, name: str | None) -> Dialect | None:
         """Return the candidate of this name, or None."""
         if name is None or (self.name and name != self.name):

@@ -14,7 +14,7 @@ from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.facts import FACTS
 from vitconv.conversion.kept import OWNER, source_digest
 from vitconv.conversion.place import where
-from vitconv.conversion.prepare import RESIDUE, Order, Prepared, prepare
+from vitconv.conversion.prepare import ASIDE, RESIDUE, Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal, derived_lines
 from vitconv.conversion.recognise import DIALECT, VARIANT
 from vitconv.conversion.stream import Sources, cell_array, outputs
@@ -23,6 +23,7 @@ from vitconv.io.atomic import check_space, explain
 from vitconv.io.envelope import restore
 from vitconv.io.leftovers import sweep_line
 from vitconv.io.sink import INDEX, Out, file_order, write_file, write_sharded
+from vitconv.io.tensor import Stored
 from vitconv.layout.network import Cell
 from vitconv.layout.plan import Plan
 from vitconv.record import dataclass
@@ -208,14 +209,20 @@ def metadata_of(prepared: Prepared, residue: Path | None) -> dict[str, str]:
 def residue_of(prepared: Prepared, inputs: list[Path]) -> Path | None:
     """Write what the target has no place for, where that was asked for, and return the file."""
     cells = [c for c in prepared.plan.residue if c not in prepared.dropped]
-    path = prepared.order.residue
-    if path is None or not cells:
+    path, checkpoint = prepared.order.residue, prepared.source.checkpoint
+    aside = prepared.source.aside
+    if path is None or not (cells or aside):
         return None
 
     def chunks(c: Cell) -> Callable[[], Any]:
         return lambda: iter([memoryview(cell_array(prepared.plan, c, prepared.sources)).cast("B")])
 
+    def raw(t: Stored) -> Callable[[], Any]:
+        return lambda: iter([checkpoint.read(t)])
+
     outs = [Out(c.name, c.dtype, c.shape, chunks(c)) for c in cells]
+    # What was left aside, such as a text tower, is kept under its own name and is put back by hand.
+    outs += [Out(f"{ASIDE}{t.key}", t.dtype, t.shape, raw(t)) for t in aside]
     owner = {RESIDUE: prepared.source.match.dialect.name, OWNER: source_digest(prepared.sources)}
     write_file(path, outs, {"format": "pt", **owner}, inputs=inputs)
     return path

@@ -26,6 +26,8 @@ from vitconv.registry import DIALECTS, load
 
 # In the metadata of a residue file: the dialect of its source.
 RESIDUE = "vitconv.residue"
+# Before the names of tensors in it that are no part of the network.
+ASIDE = "aside:"
 
 HINTS = {
     r"blocks.{i}.ls*": "--edit fold-layer-scale folds LayerScale into the layers before it",
@@ -173,6 +175,8 @@ def _restored(network: Network, residue: Checkpoint) -> Network:
         raise UsageError(f"{residue.path} is no file that --residue wrote; --restore puts back only those")
     cells = dict(network.cells)
     for t in residue.tensors:
+        if t.key.startswith(ASIDE):
+            continue
         if t.key in cells:
             raise Refused(f"{residue.path} would put back {t.key}, which the network has already")
         cells[t.key] = Cell(t.key, t.shape, t.dtype, dense_view(f"residue:{t.key}", t.shape))

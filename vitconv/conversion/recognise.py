@@ -12,6 +12,7 @@ from typing import Any
 from vitconv.conversion.asides import without_dropped, without_training_heads
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
+from vitconv.conversion.readings import marked, unchunked, without_text_tower
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -39,6 +40,7 @@ class Recognised:
         notes: what was decided or noticed, in words.
         extra: what a configuration says besides facts, such as labels.
         refusals: reasons in a configuration why the network cannot be carried.
+        aside: tensors of the branch as it was chosen that are no part of the network.
     """
 
     checkpoint: Checkpoint
@@ -50,6 +52,7 @@ class Recognised:
     others: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     refusals: tuple[str, ...] = ()
+    aside: tuple[Stored, ...] = ()
 
     @property
     def stored(self) -> Mapping[str, Stored]:
@@ -103,6 +106,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         note = f"not used, since it describes another network ({'; '.join(foreign)})"
         known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    whose = marked(dialects.under(match.dialect.name), chosen.tensors)
+    if whose:
+        branch, match = _settled(checkpoint, branch, Candidates(whose.name), choices, wishes, known)
     _check_told(wishes, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
@@ -128,7 +134,13 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         others,
         beside.extra if beside else {},
         beside.refusals if beside else (),
+        _aside(chosen, branch),
     )
+
+
+def _aside(chosen: Branch, branch: Branch) -> tuple[Stored, ...]:
+    taken = {id(t) for t in branch.tensors.values()}
+    return tuple(t for t in chosen.tensors.values() if id(t) not in taken)
 
 
 def _heads_as_fact(wishes: Wishes) -> Wishes:
@@ -215,13 +227,24 @@ def _detect(
     facts: Semantics,
 ) -> Match:
     shapes = {k: t.shape for k, t in reading.tensors.items()}
-    return detect(shapes, dialects, special=special, choices=choices, given=wishes.axes, facts=facts.known())
+    told: dict[str, Any] = {"special": special, "choices": choices, "facts": facts.known()}
+    try:
+        return detect(shapes, dialects, given=wishes.axes, **told)
+    except NotRecognised:
+        # The sides of patches that are kept as rows follow from what a configuration says of the image.
+        if not facts.image_size or not facts.grid or {"p", "q"} & set(wishes.axes):
+            raise
+        sides = {x: n // g for x, n, g in zip("pq", facts.image_size, facts.grid, strict=True)}
+        return detect(shapes, dialects, given={**wishes.axes, **sides}, **told)
 
 
 def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
     """Yield the branch, and then what may be read in it; a reading that needs less taken off comes first."""
     yield branch
-    loosened = [branch, *loosen(branch)]
+    yield from unchunked(branch)
+    towers = [branch, *without_text_tower(branch)]
+    yield from towers[1:]
+    loosened = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
     yield from loosened[1:]
     for reading in loosened:
         yield from without_training_heads(reading)

@@ -206,10 +206,11 @@ def _empty(like: Any, shape: tuple[int, ...]) -> Any:
 
 def _constant(like: Any, const: Const, shape: tuple[int, ...]) -> Any:
     """Return a constant of a dialect as an array of the kind of `like`, of the constant's own dtype."""
-    if isinstance(const.value, tuple):
+    if const.dtype == "float" and not isinstance(const.value, str):
         out = like.new_empty(shape) if hasattr(like, "new_empty") else _empty(like, shape)
-        for j, value in enumerate(const.value):
-            rows = shape[0] // len(const.value)
+        values = const.value if isinstance(const.value, tuple) else (const.value,)
+        for j, value in enumerate(values):
+            rows = shape[0] // len(values)
             out[j * rows : (j + 1) * rows] = value
         return out
     import numpy as np

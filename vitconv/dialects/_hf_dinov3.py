@@ -24,7 +24,8 @@ def dinov3(name: str, title: str, source: str, block: str) -> Dialect:
         entries=(
             *rule("embeddings.cls_token: 1 1 d", "embed.cls: d"),
             *rule("embeddings.mask_token: 1 1 d", "embed.mask: d", fill={"embed.mask": 0.0}),
-            *rule("embeddings.register_tokens: 1 r d", "embed.reg: r d", optional=True),
+            # Without registers the library holds a table of no rows.
+            *rule("embeddings.register_tokens: 1 r d", "embed.reg: r d", fill={"embed.reg": 0.0}),
             *linear("embeddings.patch_embeddings", "embed.patch", "d c p q"),
             *norm(block + "norm1", "blocks.{i}.norm1"),
             *rule(block + "attention.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"),

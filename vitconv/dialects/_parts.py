@@ -64,3 +64,10 @@ def pool_head(probe: str, attention: tuple[Entry, ...], norm_key: str, mlp: tupl
         *linear(up, "pool.up", "w d"),
         *linear(down, "pool.down", "d w"),
     )
+
+
+def together(rules: tuple[Entry, ...], group: str) -> tuple[Entry, ...]:
+    """Make rules optional, all of them or none."""
+    return tuple(
+        Rule(r.key, r.axes, r.parts, True, r.layers, r.fill, group) if isinstance(r, Rule) else r for r in rules
+    )

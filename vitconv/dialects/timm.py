@@ -3,6 +3,7 @@
 Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0.31, and deit.py for distilled heads.
 """
 
+from vitconv.dialects._parts import pool_head, together, zeroed
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
 
@@ -159,11 +160,26 @@ DIALECT = Dialect(
         *linear(_B + "mlp.fc2", "blocks.{i}.mlp.down", "d m", bias=None),
         *_biases({_B + "mlp.fc2.bias: d": ("blocks.{i}.mlp.down.bias: d",)}),
         *rule(_B + "ls2.gamma: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
-        *linear("head", "head", "o d", optional=True),
+        *together(
+            pool_head(
+                "attn_pool.latent: 1 1 d",
+                (
+                    *linear("attn_pool.q", "pool.q", "u d"),
+                    *rule("attn_pool.kv.weight: (* u) d", "pool.{k,v}.weight: u d"),
+                    *rule("attn_pool.kv.bias: (* u)", "pool.{k,v}.bias: u"),
+                    *linear("attn_pool.proj", "pool.out", "d u"),
+                ),
+                "attn_pool.norm",
+                ("attn_pool.mlp.fc1", "attn_pool.mlp.fc2"),
+            ),
+            "attn_pool",
+        ),
+        # CLIP's projection is a classifier without a bias.
+        *together(zeroed("head", "head", "o d"), "head"),
         *linear("head_dist", "head_dist", "o d", optional=True),
     ),
     forbids=(
-        Forbid(r"^attn_pool\.", "an attention-pooling head (SigLIP) is not carried yet"),
+        Forbid(r"^attn_pool\.(q_norm|k_norm|pos_embed)", "norms and positions of its own in an attention-pooling head"),
         Forbid(r"\.in_proj\.|\.in_norm\.", "parallel blocks (ParallelScalingBlock) have no place in other layouts"),
         Forbid(r"\.(attns|ffns)\.\d", "parallel branches (ParallelThingsBlock) have no place in other layouts"),
         Forbid(r"\.attn\.gate\.", "gated attention has no place in other layouts"),

@@ -53,6 +53,7 @@ DIALECT = Dialect(
                             *rule(BLOCK + "mlp.fc1.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m"),
                         ),
                         implies={"activation": "silu"},
+                        without=("blocks.{i}.mlp.norm.weight",),
                     ),
                     Option(
                         "SwiGLU",

@@ -37,6 +37,7 @@ class Dialect:
         staged: its entries are written per stage, `{s}`, and block, and are unrolled for each network; see `stages`.
         author: facts that the author's own code takes, filled in when a file is read and nothing else says them.
         usual: facts that the library takes when its configuration leaves them out; only for who wants just that.
+        marks: keys beside the network that say that a file of the more general dialect is one of this.
         under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
         derived: canonical templates that the library makes up itself, and how: such a tensor is no loss if it is equal.
     """
@@ -53,6 +54,7 @@ class Dialect:
     family: str = "plain"
     staged: bool = False
     under: str = ""
+    marks: tuple[str, ...] = ()
     author: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)

@@ -124,7 +124,10 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
         for j, name in enumerate(b.parts):
             if name in cells:
                 raise LayoutError(f"both {cells[name].view.tensor} and {b.key} hold {name}")
-            cells[name] = Cell(name, part_shape(b, j, match.sizes), dtypes[b.key], views.of(b, j))
+            shape = part_shape(b, j, match.sizes)
+            # A table of no rows is how some libraries say that there is none.
+            if 0 not in shape:
+                cells[name] = Cell(name, shape, dtypes[b.key], views.of(b, j))
     for t in match.variant.ties:
         for layer in range(match.depth):
             of = cells.get(t.of.replace("{i}", str(layer)))

@@ -17,9 +17,9 @@ from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
 from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
-from vitconv.layout.recipe import Piece, View, Views, compose, tiles
+from vitconv.layout.recipe import Piece, View, Views, compose, part_shape, tiles
 from vitconv.layout.rule import Const
-from vitconv.layout.shape import Axes, atoms, shape_of
+from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
 from vitconv.record import dataclass
 
@@ -132,6 +132,16 @@ def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str
         check_equal(target, sizes)
     except LayoutError as e:
         raise Refused(f"{target.name} cannot be written: {e}") from None
+    # Registers that are made up are none; the number of rotary periods is a quarter of the head width.
+    if "r" not in sizes and _has(said, "r"):
+        sizes["r"] = 0
+    if "f" not in sizes and _has(said, "f"):
+        if not facts.heads:
+            raise Refused(
+                f"{target.name} stores the periods of its rotary positions, which depend on the head width; say --set"
+                " heads=N"
+            )
+        sizes["f"] = sizes["a"] // (4 * facts.heads)
     return sizes
 
 
@@ -182,22 +192,10 @@ def _filled(network: Network, said: Encoding, sizes: Mapping[str, int]) -> Netwo
         present = [network.cells[n] for n in (*b.parts, *siblings) if n in network.cells]
         for j, name in enumerate(b.parts):
             if name in said.fills and name not in network.cells:
-                shape = _shape(said, b.rule.parts[0 if b.rule.scanned else j].axes, sizes, network)
+                shape = shape_of(b.rule.parts[0 if b.rule.scanned else j].axes, sizes)
                 dtype = present[0].dtype if present else _usual_dtype(network)
                 network = network.with_made(name, _constant(said.fills[name], shape, dtype))
     return network
-
-
-def _shape(said: Encoding, axes: Axes, sizes: Mapping[str, int], network: Network) -> tuple[int, ...]:
-    """Return the shape of a tensor to be made up; the number of rotary periods is a quarter of the head width."""
-    heads = network.facts.heads
-    known = {**sizes, **({"f": sizes["a"] // (4 * heads)} if heads and "f" not in sizes else {})}
-    if "f" in atoms(axes) and "f" not in known:
-        raise Refused(
-            f"{said.variant.dialect.name} stores the periods of its rotary positions, and they depend on the"
-            " head width; say --set heads=N"
-        )
-    return shape_of(axes, known)
 
 
 def _usual_dtype(network: Network) -> str:
@@ -264,11 +262,18 @@ def prove(p: Plan) -> int:
     written = {n for t in p.targets for n in t.parts}
     said = written | {a for a, _ in p.equal} | {c.name for c in p.residue}
     said |= {n for applied in p.network.log for n in applied.removed} | {c.name for c, _ in p.derived}
-    forgotten = ({n for b in p.source.bound for n in b.parts} | set(p.network.cells)) - said
+    whole = 0 not in p.source.sizes.values()
+    forgotten = (
+        {n for b in p.source.bound for j, n in enumerate(b.parts) if whole or _has_any(b, j, p)} | set(p.network.cells)
+    ) - said
     if forgotten:
         raise LayoutError(f"the plan forgets {', '.join(collapse(sorted(forgotten)))}")
     _sample(p)
     return count
+
+
+def _has_any(b: Bound, j: int, p: Plan) -> bool:
+    return 0 not in part_shape(b, j, p.source.sizes)
 
 
 def _prove_source(p: Plan) -> int:

@@ -106,11 +106,21 @@ class Semantics:
     def differences(self, other: Semantics) -> dict[str, tuple[Any, Any]]:
         """Return {fact: (here, there)} for every fact known on both sides and unequal."""
         here, there = self.known(), other.known()
-        return {k: (here[k], there[k]) for k in here if k in there and here[k] != there[k]}
+        return {k: (here[k], there[k]) for k in here if k in there and not _equal(k, here[k], there[k])}
 
     def to_json(self) -> str:
         """Return the known facts as compact JSON, for a file's metadata."""
         return json.dumps(self.known(), separators=(",", ":"), sort_keys=True)
+
+
+_PER_STAGE = ("stage_heads", "window", "pretrained_window")
+
+
+def _equal(fact: str, a: Any, b: Any) -> bool:
+    """Say whether two values are the same; one number for all stages equals that number for each."""
+    if fact in _PER_STAGE and 1 in (len(a), len(b)):
+        return set(a) == set(b)
+    return bool(a == b)
 
 
 def semantics_from_json(text: str) -> Semantics:

@@ -1,0 +1,64 @@
+"""Further readings of a branch: blocks in chunks, and keys beside the network that say whose it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+from vitconv.io.contents import some
+from vitconv.io.envelope import Branch, Step
+from vitconv.layout.dialect import Dialect
+
+# DINOv2's training keeps blocks in chunks for FSDP; the second number is that of the block in the whole network.
+_CHUNK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
+
+
+def unchunked(branch: Branch) -> Iterator[Branch]:
+    """Yield the branch with its blocks out of their chunks, if it has chunks of one network."""
+    found = {key: m for key in branch.tensors if (m := _CHUNK.match(key))}
+    if not found:
+        return
+    home: dict[str, str] = {}
+    for m in found.values():
+        if home.setdefault(m[2], m[1]) != m[1]:
+            return
+    where = {
+        c: tuple(j for j, k in enumerate(branch.tensors) if k in found and found[k][1] == c) for c in home.values()
+    }
+    steps = tuple(Step("infix", f"blocks.{c}.", keys) for c, keys in where.items())
+    tensors = {f"blocks.{k.split('.', 2)[2]}" if k in found else k: t for k, t in branch.tensors.items()}
+    note = f"the blocks are in {len(where)} chunks, numbered throughout: taken out of them"
+    yield replace(
+        branch,
+        tensors=tensors,
+        steps=(*branch.steps, *steps),
+        note="; ".join(x for x in (branch.note, note) if x),
+    )
+
+
+# A text tower beside a vision tower: transformers, OpenAI's CLIP and open_clip; and CLIP's three numbers.
+_TEXT = re.compile(
+    r"^(text_model\.|text\.|text_projection|logit_(scale|bias)$|token_embedding\.|ln_final\.|transformer\.resblocks\."
+    r"|positional_embedding$|input_resolution$|context_length$|vocab_size$|attn_mask$)"
+)
+
+
+def without_text_tower(branch: Branch) -> Iterator[Branch]:
+    """Yield the branch without the text tower of a network of two towers, if it is one."""
+    if not any(k.startswith(("visual.", "vision_model.")) for k in branch.tensors):
+        return
+    gone = [k for k in branch.tensors if _TEXT.match(k)]
+    if gone:
+        note = f"a text tower, no part of the vision tower, is left aside: {some(gone)}"
+        yield replace(
+            branch,
+            tensors={k: t for k, t in branch.tensors.items() if k not in set(gone)},
+            note="; ".join(x for x in (branch.note, note) if x),
+            left=(*branch.left, *gone),
+        )
+
+
+def marked(special: Iterable[Dialect], keys: Collection[str]) -> Dialect | None:
+    """Return the special case whose marks are all among the keys of a file, or None."""
+    return next((d for d in special if d.marks and all(m in keys for m in d.marks)), None)
