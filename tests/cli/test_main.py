@@ -225,3 +225,24 @@ def test_the_process_ends_with_the_code_and_all_that_was_said(tmp_path: Path, al
     failed = subprocess.run([sys.executable, "-c", code.format(["inspect", missing])], capture_output=True, text=True)
     assert failed.returncode == 2
     assert missing in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        ("torch.nn", "this needs torch, which is not installed here: pip install 'vitconv[torch]'"),
+        ("timm", "'vitconv[peers]'"),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_the_extra_that_brings_it(verb, capsys, library, said) -> None:
+    verb(raising(ModuleNotFoundError(f"No module named {library!r}", name=library)))
+    assert main.run(["probe"]) == main.NOT_RUN
+    assert said in capsys.readouterr().err
+    verb(raising(ModuleNotFoundError("No module named 'mine'", name="mine")))
+    assert main.run(["probe"]) == main.CRASHED
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    extras = text.partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    assert all(f"\n{extra} = [" in extras for extra in main.EXTRAS.values())

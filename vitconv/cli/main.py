@@ -29,6 +29,19 @@ COMPLETE = "_VITCONV_COMPLETE"
 # Outside the codes of the answers (0..3): what a shell gives for an interrupt and for a closed pipe, and what
 # sysexits.h calls an internal software error.
 INTERRUPTED, PIPE_CLOSED, CRASHED = 130, 141, 70
+NOT_RUN = 3
+
+# Libraries that only some verbs need, and the extra of the package that brings each.
+EXTRAS = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "safetensors": "torch",
+    "triton": "triton",
+    "onnx": "onnx",
+    "timm": "peers",
+    "torchvision": "peers",
+    "transformers": "peers",
+}
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -138,6 +151,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
             _say(f"the result cannot be written: {error.strerror}")
             return 2
         return _crashed(error)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            return _crashed(error)
+        extra = EXTRAS[library]
+        message = f"this needs {library}, which is not installed here: pip install 'vitconv[{extra}]' brings it"
+        _say(message)
+        return _answered(given, message, NOT_RUN)
     except Exception as error:
         return _crashed(error)
     return code
