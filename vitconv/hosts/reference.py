@@ -7,10 +7,12 @@ import dataclasses
 from torch import Tensor, nn
 
 from vitconv.errors import UsageError
+from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import eps_facts
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import locate, taps_of
 from vitconv.hosts.base.survey import survey
+from vitconv.hosts.base.tap import Tap
 from vitconv.vit.config import config_from_shapes
 from vitconv.vit.model import ViT
 
@@ -24,6 +26,25 @@ TABLE = {
 }
 
 
+STAGES = stages.Names(
+    block=r"stages\.(\d+)\.blocks\.(\d+)",
+    norms=("norm1", "norm2"),
+    act="mlp.act",
+    attn="attn",
+    patch="embed.patch",
+    stem="embed.norm",
+    norm="norm",
+    head="head",
+)
+# What runs the kernels of the reference.
+KERNELS = ("auto", "torch", "triton", "compile")
+
+
+def accepts(module: nn.Module) -> bool:
+    """Return True for the reference of either family."""
+    return isinstance(module, ViT) or type(module).__module__ == "vitconv.vit.stages.model"
+
+
 def make(spec: Spec) -> nn.Module:
     """Build the reference ViT of `spec.shapes` and `spec.facts`.
 
@@ -33,12 +54,26 @@ def make(spec: Spec) -> nn.Module:
     """
     if spec.shapes is None:
         raise UsageError("the reference is built from the canonical shapes of a checkpoint; give it one")
+    kernels = _kernels(spec)
+    if any(name.startswith("stages.") for name in spec.shapes):
+        from vitconv.vit.stages.config import config_of_stages
+        from vitconv.vit.stages.model import StageViT
+
+        return StageViT(config_of_stages(spec.shapes, spec.facts, kernels)).eval()
     return ViT(config_from_shapes(spec.shapes, spec.facts)).eval()
+
+
+def _kernels(spec: Spec) -> str:
+    asked = str(spec.options.get("kernels", "auto"))
+    if asked not in KERNELS:
+        raise UsageError(f"kernels={asked}: expected one of {', '.join(KERNELS)}")
+    return asked
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this network is: its facts are those it was built with, the eps those of the live norms."""
-    assert isinstance(module, ViT)
+    if not isinstance(module, ViT):
+        return _describe_stages(module, spec)
     config, places = module.config, locate(module, TABLE)
     facts = config.facts.replaced(eps_facts(places))
     taps = taps_of(places, head=module.head)
@@ -58,6 +93,20 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     )
 
 
+def _describe_stages(module: nn.Module, spec: Spec) -> Built:
+    from vitconv.vit.stages.model import StageViT
+
+    assert isinstance(module, StageViT)
+    config = module.config
+    kind = stages.Kind("reference", STAGES, ("canonical-stages",), run, config.image_size)
+    built = stages.describe(module, spec, kind)
+    taps = dict(built.taps)
+    taps["pool"] = Tap(module.pool, "output")
+    size = built.facts.image_size
+    facts = built.facts.replaced({**config.facts.known(), "image_size": size})
+    return dataclasses.replace(built, taps=taps, facts=facts)
+
+
 def run(module: nn.Module, images: Tensor) -> Tensor:
     """Return the logits [b o], or the features of a network without a head."""
     return module(images)
@@ -66,9 +115,9 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 HOST = Host(
     name="reference",
     title="the reference ViT",
-    dialects=("canonical",),
-    options={},
+    dialects=("canonical", "canonical-stages"),
+    options={"kernels": "auto, torch, triton or compile: what computes focused linear attention"},
     make=make,
     describe=describe,
-    accepts=lambda module: isinstance(module, ViT),
+    accepts=accepts,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError
+from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
@@ -32,11 +33,31 @@ TABLE = {
 }
 _PLACEMENT = {"Block": "pre", "LayerScaleBlock": "pre", "ResPostBlock": "res-post"}
 _FAMILY = ("timm.models.vision_transformer", "timm.models.deit")
+_SWIN = ("timm.models.swin_transformer", "timm.models.swin_transformer_v2")
+# huggingface/pytorch-image-models, timm/models/swin_transformer.py and swin_transformer_v2.py, 1.0.31.
+STAGES = stages.Names(
+    block=r"layers\.(\d+)\.blocks\.(\d+)",
+    norms=("norm1", "norm2"),
+    act="mlp.act",
+    attn="attn",
+    patch="patch_embed.proj",
+    stem="patch_embed.norm",
+    norm="norm",
+    head="head.fc",
+)
 
 
 def accepts(module: nn.Module) -> bool:
     """Return True for timm's VisionTransformer and what is derived from it."""
-    return any(c.__module__ in _FAMILY and c.__name__.startswith("VisionTransformer") for c in type(module).__mro__)
+    return _swin(module) or any(
+        c.__module__ in _FAMILY and c.__name__.startswith("VisionTransformer") for c in type(module).__mro__
+    )
+
+
+def _swin(module: nn.Module) -> bool:
+    return any(
+        c.__name__ in ("SwinTransformer", "SwinTransformerV2") and c.__module__ in _SWIN for c in type(module).__mro__
+    )
 
 
 def make(spec: Spec) -> nn.Module:
@@ -63,13 +84,20 @@ def make(spec: Spec) -> nn.Module:
     except TypeError as e:
         raise UsageError(f"timm's {spec.model} does not take these arguments: {e}") from e
     if not accepts(module):
-        raise Refused(f"timm's {spec.model} is {type(module).__name__}; only its VisionTransformer family is known")
+        raise Refused(
+            f"timm's {spec.model} is {type(module).__name__}; only its VisionTransformer and Swin families are known"
+        )
     return module.eval()
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this timm network is."""
     net: Any = module
+    if _swin(module):
+        v2 = hasattr(net.layers[0].blocks[0].attn, "logit_scale")
+        size = tuple(net.patch_embed.img_size) if net.patch_embed.img_size else None
+        kind = stages.Kind("timm", STAGES, ("timm-swinv2" if v2 else "timm-swin",), run, size, backend="sdpa or eager")
+        return stages.describe(module, spec, kind)
     places = locate(module, TABLE)
     blocks = [places[f"blocks.{i}"] for i in range(depth(places))]
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
@@ -120,7 +148,7 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 HOST = Host(
     name="timm",
     title="timm's VisionTransformer family",
-    dialects=("timm",),
+    dialects=("timm", "timm-swin", "timm-swinv2"),
     options={"*": "any argument of timm.create_model, such as img_size, num_classes, drop_path_rate"},
     make=make,
     describe=describe,

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError
+from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
@@ -28,9 +29,28 @@ TABLE = {
 }
 
 
+# pytorch/vision, torchvision/models/swin_transformer.py, 0.29.
+STAGES = stages.Names(
+    block=r"features\.(\d+)\.(\d+)",
+    norms=("norm1", "norm2"),
+    act="mlp.1",
+    attn="attn",
+    patch="features.0.0",
+    stem="features.0.2",
+    norm="norm",
+    head="head",
+    first=1,
+    step=2,
+)
+
+
 def accepts(module: nn.Module) -> bool:
     """Return True for torchvision's VisionTransformer and what is derived from it."""
-    return any(c.__module__ == "torchvision.models.vision_transformer" for c in type(module).__mro__)
+    return _swin(module) or any(c.__module__ == "torchvision.models.vision_transformer" for c in type(module).__mro__)
+
+
+def _swin(module: nn.Module) -> bool:
+    return any(c.__module__ == "torchvision.models.swin_transformer" for c in type(module).__mro__)
 
 
 def make(spec: Spec) -> nn.Module:
@@ -40,21 +60,38 @@ def make(spec: Spec) -> nn.Module:
         UsageError: no such model, or an argument it does not take.
         Refused: the model is not a VisionTransformer.
     """
-    from torchvision.models import VisionTransformer, get_model
+    from torchvision.models import SwinTransformer, VisionTransformer, get_model
 
-    make_model = VisionTransformer if spec.model == "VisionTransformer" else partial(get_model, spec.model)
+    classes: dict[str, Any] = {"VisionTransformer": VisionTransformer, "SwinTransformer": SwinTransformer}
+    make_model: Any = classes.get(spec.model, partial(get_model, spec.model))
+    options = dict(spec.options)
+    if spec.model.lower().startswith("swin"):
+        # Its networks take images of any size; the one told is that of the images they are run on.
+        options.pop("image_size", None)
     try:
-        module = make_model(**spec.options)
+        module = make_model(**options)
     except (TypeError, ValueError) as e:
         raise UsageError(f"torchvision cannot build {spec.model!r} with these arguments: {e}") from e
     if not accepts(module):
-        raise Refused(f"torchvision's {spec.model} is {type(module).__name__}; only its VisionTransformer is known")
+        found = type(module).__name__
+        raise Refused(f"torchvision's {spec.model} is {found}; only VisionTransformer and SwinTransformer are known")
     return module.eval()
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this torchvision network is."""
     net: Any = module
+    if _swin(module):
+        v2 = hasattr(net.features[1][0].attn, "logit_scale")
+        stage_count = sum(isinstance(m, nn.Sequential) for m in net.features[1::2])
+        kind = stages.Kind(
+            "torchvision",
+            STAGES,
+            ("torchvision-swinv2" if v2 else "torchvision-swin",),
+            run,
+            pretrained=(0,) * stage_count if v2 else None,
+        )
+        return stages.describe(module, spec, kind)
     places = locate(module, TABLE)
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
     side = net.image_size // net.patch_size
@@ -95,7 +132,7 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 HOST = Host(
     name="torchvision",
     title="torchvision's VisionTransformer",
-    dialects=("torchvision",),
+    dialects=("torchvision", "torchvision-swin", "torchvision-swinv2"),
     options={"*": "any argument of torchvision.models.get_model, such as image_size, num_classes, dropout"},
     make=make,
     describe=describe,

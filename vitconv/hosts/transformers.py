@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError
+from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
@@ -47,6 +50,7 @@ _DIALECTS = {
     "dinov2": "hf-dinov2",
     "dinov2_with_registers": "hf-dinov2-registers",
 }
+_SWIN = {"swin": "Swin", "swinv2": "Swinv2"}
 _CLASSES = {
     "vit": "ViTForImageClassification",
     "deit": "DeiTForImageClassification",
@@ -57,7 +61,8 @@ _CLASSES = {
 
 def accepts(module: nn.Module) -> bool:
     """Return True for a network of transformers of one of the known model types."""
-    return getattr(getattr(module, "config", None), "model_type", None) in _DIALECTS and any(
+    known = (*_DIALECTS, *_SWIN)
+    return getattr(getattr(module, "config", None), "model_type", None) in known and any(
         c.__module__.startswith("transformers.") for c in type(module).__mro__
     )
 
@@ -79,17 +84,17 @@ def make(spec: Spec) -> nn.Module:
     path = Path(spec.model)
     if path.exists():
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **options)
-    elif spec.model in _DIALECTS:
+    elif spec.model in _DIALECTS or spec.model in _SWIN:
         config = transformers.AutoConfig.for_model(spec.model, **options)
     else:
-        known = ", ".join(_DIALECTS)
+        known = ", ".join((*_DIALECTS, *_SWIN))
         raise UsageError(f"{spec.model!r} is neither a configuration file or folder nor a model type ({known})")
-    if config.model_type not in _DIALECTS:
-        raise Refused(f"model type {config.model_type!r}: known are {', '.join(_DIALECTS)}")
+    if config.model_type not in (*_DIALECTS, *_SWIN):
+        raise Refused(f"model type {config.model_type!r}: known are {', '.join((*_DIALECTS, *_SWIN))}")
     if attn is not None:
         config._attn_implementation = attn  # noqa: SLF001
     name = name or next(iter(config.architectures or ()), None)
-    name = name or _CLASSES[config.model_type]
+    name = name or _CLASSES.get(config.model_type) or f"{_SWIN[config.model_type]}ForImageClassification"
     if not hasattr(transformers, name):
         raise UsageError(f"transformers has no class {name!r}")
     return getattr(transformers, name)(config).eval()
@@ -99,6 +104,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this network of transformers is."""
     net: Any = module
     config = net.config
+    if config.model_type in _SWIN:
+        return _describe_swin(module, spec)
     places = locate(module, TABLE)
     image = _pair(config.image_size)
     dialect = _DIALECTS[config.model_type]
@@ -115,6 +122,36 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         inputs=Inputs("images", (config.num_channels, *image)),
         run=run,
     )
+
+
+def _describe_swin(module: nn.Module, spec: Spec) -> Built:
+    net: Any = module
+    config, v2 = net.config, net.config.model_type == "swinv2"
+    older = any(".attention.self." in key for key in module.state_dict())
+    root = f"{config.model_type}." if hasattr(net, config.model_type) else ""
+    names = stages.Names(
+        block=rf"{re.escape(root)}encoder\.layers\.(\d+)\.blocks\.(\d+)",
+        norms=("layernorm_before", "layernorm_after"),
+        act="intermediate.intermediate_act_fn" if older else "mlp.activation_fn",
+        attn="attention",
+        patch=f"{root}embeddings.patch_embeddings.projection",
+        stem=f"{root}embeddings.norm",
+        norm=f"{root}layernorm",
+        head="classifier",
+    )
+    dialects = ("hf-swinv2",) if v2 else ("hf-swin",) if older else ("hf-swin-5", "hf-swin")
+    trained = tuple(config.pretrained_window_sizes)[: len(config.depths)] if v2 else None
+    backend = str(config._attn_implementation)  # noqa: SLF001
+    kind = stages.Kind("transformers", names, dialects, run, _pair(config.image_size), trained, backend)
+    built = stages.describe(module, spec, kind)
+    windows = (int(_pair(config.window_size)[0]),) * len(config.depths)
+    facts = built.facts if built.facts.window else built.facts.replaced({"window": windows})
+    if v2 and facts.pretrained_window is None:
+        pairs = zip(trained or (), windows, strict=True)
+        facts = facts.replaced({"pretrained_window": tuple(0 if p == w else p for p, w in pairs)})
+    # Measured in 5.24: places that a shift keeps apart get -200 where every other codebase adds -100.
+    twice = ("transformers adds the mask of shifted windows twice in Swin V2",) if v2 else ()
+    return dataclasses.replace(built, facts=facts, notes=(*built.notes, *twice))
 
 
 def _facts(net: Any, places: dict[str, nn.Module], image: tuple[int, int]) -> Semantics:

@@ -174,6 +174,8 @@ def fact_value(name: str, value: Any) -> Any:
 def _convert(kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         inner = get_args(kind)
+        if isinstance(value, (int, float)) and Ellipsis in inner:
+            value = [value]
         items = value.lower().replace("x", ",").split(",") if isinstance(value, str) else list(value)
         if isinstance(items, list) and len(items) == 1 and len(inner) == 2 and Ellipsis not in inner:
             items = items * 2

@@ -19,13 +19,14 @@ class Tap:
     """The value passes at the input or output of `module`.
 
     `index` picks out of a tuple or list (nested ones too), `token` picks one token of [b t d]: the network computes
-    all of them, the value is that of one.
+    all of them, the value is that of one. `flat` reads a map [b h w d] as the tokens it is.
     """
 
     module: nn.Module
     side: str
     index: int = 0
     token: int | None = None
+    flat: bool = False
 
     def tensor(self, value: Any) -> Tensor:
         """Return the whole tensor out of what a hook sees.
@@ -41,6 +42,8 @@ class Tap:
 
     def select(self, whole: Tensor) -> Tensor:
         """Return the part of the tensor, or of its gradient, that has the canonical name."""
+        if self.flat and whole.dim() == 4:
+            whole = whole.flatten(1, 2)
         return whole if self.token is None else whole[:, self.token]
 
 

@@ -1,0 +1,85 @@
+"""Networks of stages: hosts say what they are, and verify finds them the same, or says where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitconv.hosts.base.host import Built, Spec
+from vitconv.parity.verify import verify
+from vitconv.registry import HOSTS, load
+
+FLATTEN = Path(__file__).parents[2] / "fixtures" / "golden" / "flatten"
+TIMM = {"img_size": 32, "patch_size": 2, "num_classes": 5, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)}
+HF = {"image_size": 32, "patch_size": 2, "num_labels": 5, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+VISION: dict[str, Any] = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "num_classes": 5}
+ASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "timm": ("timm", "swin_tiny_patch4_window7_224", {**TIMM, "window_size": 4}),
+    "timm-v2": ("timm", "swinv2_tiny_window8_256", {**TIMM, "window_size": 4}),
+    "transformers": ("transformers", "swin", {**HF, "window_size": 4}),
+    "transformers-v2": ("transformers", "swinv2", {**HF, "window_size": 4}),
+    "torchvision": ("torchvision", "SwinTransformer", {**VISION, "window_size": [4, 4], "image_size": 32}),
+}
+
+
+def built(name: str) -> Built:
+    host, model, options = ASKS[name]
+    torch.manual_seed(0)
+    return load(HOSTS, host).build(Spec(model, options))
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_live_network_tells_its_facts(name: str) -> None:
+    b, v2 = built(name), name.endswith("v2")
+    facts = b.facts
+    assert (facts.stage_heads, facts.window, facts.image_size) == ((2, 4), (4, 4), (32, 32))
+    assert (facts.norm_eps, facts.final_norm_eps, facts.embed_norm_eps) == (1e-5, 1e-5, 1e-5)
+    assert (facts.activation, facts.pooling) == ("gelu", "avg")
+    assert facts.attention == ("cosine" if v2 else "softmax")
+    assert facts.norm_placement == ("res-post" if v2 else "pre")
+    assert facts.pretrained_window == ((0, 0) if v2 else None)
+    assert b.inputs.shape == (3, 32, 32)
+    assert list(b.taps)[:2] == ["embed", "stages.0.blocks.0"]
+    with torch.no_grad():
+        assert b(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["transformers", "torchvision"])
+def test_a_checkpoint_and_a_library_are_found_the_same(other: str, tmp_path: Path) -> None:
+    save_file(built("timm").module.state_dict(), tmp_path / "swin.safetensors")
+    host, model, options = ASKS[other]
+    result = verify(tmp_path / "swin.safetensors", f"{host}:{model}", set_a={"image_size": 32}, set_b=options)
+    assert result.exit_code == 0, result
+
+
+@pytest.mark.slow
+def test_the_mask_that_transformers_adds_twice_is_found(tmp_path: Path) -> None:
+    """With a cosine's scale at its limit, -100 does not hide a place altogether: twice -100 is another function."""
+    save_file(built("timm-v2").module.state_dict(), tmp_path / "swinv2.safetensors")
+    host, model, options = ASKS["transformers-v2"]
+    told = {"image_size": 32, "window": 4, "pretrained_window": 0}
+    result = verify(tmp_path / "swinv2.safetensors", f"{host}:{model}", set_a=told, set_b=options)
+    assert result.exit_code == 1
+    assert any("twice" in note for note in built("transformers-v2").notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("a", "b", "code"),
+    [
+        ({"attention": "focused-upstream-fix"}, {"attention": "focused-stable"}, 0),
+        ({"attention": "focused-original"}, {"attention": "focused-stable", "focused_eps_mode": "sum"}, 0),
+        ({"attention": "focused-original"}, {"attention": "focused-upstream-fix"}, 1),
+        ({"attention": "focused-upstream-fix"}, {"attention": "focused-stable", "focusing_factor": 4}, 1),
+    ],
+    ids=["fix-ours", "original-ours", "original-fix", "other-power"],
+)
+def test_two_formulations_are_compared(a: dict[str, Any], b: dict[str, Any], code: int) -> None:
+    path = FLATTEN / "flatten-fixed-swin-model-LLSS.pth"
+    result = verify(path, path, set_a=a, set_b=b, precisions=())
+    assert result.exit_code == code
