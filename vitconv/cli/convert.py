@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="dcp: a folder of torch.distributed.checkpoint. Under torchrun every process writes its own shards.",
 )
+@click.option("--adapter", type=NamedPath(), metavar="PATH", help="Merge a LoRA adapter of PEFT: W + B A * alpha / r.")
 @click.option("--optimizer", is_flag=True, help="Carry the optimizer's moments along, into optimizer.pt (by name).")
 @click.option("--optimizer-from", type=NamedPath(), metavar="FILE", help="The optimizer's state, if it lies elsewhere.")
 @click.option(
@@ -68,6 +69,7 @@ def command(
     keep_envelope: bool,
     shard_size: str | None,
     form: str,
+    adapter: Path | None,
     optimizer: bool,
     optimizer_from: Path | None,
     optimizer_names: Path | None,
@@ -88,12 +90,16 @@ def command(
 
     Exit codes: 0 done, 1 source not recognised, 3 refused: something would be lost, guessed or changed.
     """
+    from dataclasses import replace
+
     from vitconv.conversion.convert import convert
     from vitconv.conversion.prepare import Order, prepare
     from vitconv.errors import UsageError
     from vitconv.report import emit, progress_bar
 
     wishes, choices = wishes_from(**options)
+    if adapter is not None:
+        wishes = replace(wishes, adapter=adapter)
     check_target_choices(choices, to)
     order = Order(
         to=to,

@@ -32,6 +32,7 @@ class Wishes:
         config: a configuration file to read facts from; None looks beside the checkpoint.
         ignore_index: read the shards that are there and not the index.
         drop: patterns of source keys that are no part of the network and may be left out.
+        adapter: a LoRA adapter of PEFT to merge into the weights.
     """
 
     from_: str | None = None
@@ -42,6 +43,7 @@ class Wishes:
     config: Path | None = None
     ignore_index: bool = False
     drop: tuple[str, ...] = ()
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ def recognise(path: str | Path, wishes: Wishes | None = None) -> Recognised:
     wishes = wishes or Wishes()
     checkpoint = open_checkpoint(path, ignore_index=wishes.ignore_index)
     try:
+        if wishes.adapter is not None:
+            from vitconv.conversion.merged import with_adapter
+
+            checkpoint = with_adapter(checkpoint, wishes.adapter, wishes.branch)
         return recognise_open(checkpoint, wishes)
     except BaseException:
         checkpoint.close()
@@ -94,6 +98,10 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
     chosen = _chosen(found, wishes.branch)
+    if any(".lora_" in key for key in chosen.tensors):
+        from vitconv.conversion.merged import refuse_adapter
+
+        refuse_adapter(chosen, checkpoint.path)
     if wishes.choices:
         _check_choices(wishes.choices, dialects.every())
     choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}

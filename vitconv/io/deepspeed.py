@@ -71,7 +71,7 @@ def _of_step(step: Path, names: list[str], home: Path) -> tuple[Path, str]:
             f" {gather_first(home)}"
         )
     if any(_PIPELINE.fullmatch(name) for name in names):
-        raise BadFile(f"{step}: a pipeline of DeepSpeed, every layer in its own file; save the model's whole state dict")
+        raise BadFile(f"{step}: a pipeline of DeepSpeed, each layer in a file; save the model's whole state dict")
     weights = [name for name in names if _WEIGHTS.fullmatch(name)]
     if len(weights) > 1:
         raise BadFile(
