@@ -297,6 +297,8 @@ def test_runs_are_compared_and_judged_without_networks(write, tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(["verify", a, b, *QUICK, "--save", str(folder)]) == 1
     assert run(["verify", "judge", str(folder)]) == 1
-    assert run(["verify", str(folder), str(folder)]) == 0
+    assert run(["verify", str(folder), str(folder)]) == 2
+    assert run(["verify", a, b, *QUICK, "--save", str(tmp_path / "again")]) == 1
+    assert run(["verify", str(folder), str(tmp_path / "again")]) == 0
     assert run(["verify", "judge", str(tmp_path)]) in (2, 3)
     assert "Traceback" not in capsys.readouterr().err

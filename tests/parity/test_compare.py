@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from vitconv.errors import Refused
 from vitconv.parity.compare import gaps, missing, pooled, whole
 from vitconv.parity.tolerance import SAME_FUNCTION
 from vitconv.parity.trace import Trace
@@ -103,10 +102,20 @@ def test_a_constant_is_noticed():
 
 
 def test_nothing_in_common_is_an_error():
+    a = trace_of()
+    b = dataclasses.replace(a, taps={}, tap_grads={}, grads={})
+    # The output is always there: two traces have that at least.
+    assert [g.kind for g in gaps(a, b)] == ["output"]
+
+
+def test_another_shape_is_as_far_apart_as_can_be():
     a = trace_of(taps={}, tap_grads={}, grads={}, output=torch.zeros(2, 3))
     b = trace_of(taps={}, tap_grads={}, grads={}, output=torch.zeros(2, 4))
-    with pytest.raises(Refused, match="shape"):
-        gaps(a, b)
+    (gap,) = gaps(a, b)
+    assert gap.rel_rms == math.inf and gap.finite
+    assert gap.shapes == "shapes [2, 3] and [2, 4]"
+    (whole_,) = pooled([gaps(a, a), gaps(a, b)])
+    assert whole_.rel_rms == math.inf and whole_.shapes
 
 
 def test_what_only_one_has_is_listed():

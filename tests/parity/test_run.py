@@ -127,3 +127,40 @@ def test_a_run_is_not_written_over_anything(saved):
     with pytest.raises(UsageError, match="is not empty"):
         saved("run")
     assert (path / "run.json").exists()
+
+
+def test_a_run_compared_with_itself_proves_nothing(saved):
+    path = saved("run")
+    with pytest.raises(UsageError, match="one folder"):
+        compare_runs(path, path)
+
+
+def test_a_gradient_that_one_run_lacks_is_no_agreement(saved):
+    path = saved("run")
+    document = json.loads((path / "run.json").read_text())
+    for key, entry in document["traces"].items():
+        if key.startswith("B/fp64"):
+            entry["order"]["grads"].remove("blocks.1.norm2.bias")
+            entry["order"]["taps"].remove("blocks.0.attn")
+    (path / "run.json").write_text(json.dumps(document))
+    result = judge_run(path)
+    assert (result.verdict, result.exit_code) == ("undecided", 3)
+    assert "gradients of one side only: blocks.1.norm2.bias" in result.reason
+    assert any("tap only of A: blocks.0.attn" in n for n in result.stage("function").notes)
+
+
+def test_the_sides_that_are_left_out_are_said(saved):
+    result = compare_runs(saved("first"), saved("second"))
+    assert any("`verify judge` compares the two sides" in n for n in result.stage("accounting").notes)
+
+
+def test_strict_rules_locate_what_they_fail(live):
+    def change(module: Any) -> None:
+        whole = type(module).forward
+        module.__class__ = type("Kicked", (type(module),), {"forward": lambda self, x: whole(self, x) * (1 + 1e-11)})
+
+    rules = {**QUICK, "skip": ["why"], "precisions": ["fp64"]}
+    assert verify(live(), live(change), **rules).verdict == "same"
+    result = verify(live(), live(change), profile="strict", **rules)
+    assert result.verdict == "differs"
+    assert result.where is not None and result.where.precision == "fp64"

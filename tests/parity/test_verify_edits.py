@@ -50,3 +50,42 @@ def test_a_dropped_tensor_is_dropped_by_name_alone(write, weights, network):
     result = verify(path, spec, set_b=options, edits_b=["drop:embed.mask"], **QUICK)
     assert any("embed.mask" in note for note in result.stage("accounting").notes)
     assert result.stage("function").rows[0].values["smallest_threshold"] < 1e-12
+
+
+def off(result: Any) -> set[str]:
+    return {g.name for g in result.stage("function").data["gaps"] if not g.rel_rms <= 1e-10}
+
+
+def test_branches_with_a_scale_folded_in_are_compared_all_the_same(write, scaled, network):
+    spec, options = network("timm")
+    result = verify(write("a", scaled), spec, set_b=options, edits_b=["fold-layer-scale"], **QUICK)
+    compared = {(g.kind, g.name) for g in result.stage("function").data["gaps"]}
+    assert {(k, f"blocks.1.{part}") for k in ("tap", "tap-grad") for part in ("attn", "mlp")} <= compared
+    assert any("B has a factor folded in" in note for note in result.stage("function").notes)
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_fault_beside_a_folded_scale_is_seen_on_either_side(side, write, scaled, live, weights):
+    from vitconv.vit.activation import gelu_tanh
+
+    def change(module: Any) -> None:
+        module.blocks[1].mlp.act = gelu_tanh
+
+    path, plain = write("a", scaled), live(change, weights)
+    ends = {"a": (plain, path), "b": (path, plain)}[side]
+    result = verify(*ends, **{f"edits_{side}": ["fold-layer-scale"]}, **QUICK)
+    assert result.verdict == "differs"
+    assert result.where.forward == "blocks.1.mlp"
+
+
+DEEP = {"norm_placement": "deepnorm", "residual_alpha": 1.7, "norm_eps": 1e-3}
+
+
+@pytest.mark.parametrize("eps", [1e-3 / 1.7**2, 1e-3], ids=["the folded eps", "the eps left as it was"])
+def test_a_folded_deepnorm_is_compared_in_every_tap(eps, write, live, weights):
+    post = live(given=weights, norm_placement="post", norm_eps=eps)
+    result = verify(write("a", weights, **DEEP), post, edits_b=["fold-deepnorm"], **QUICK)
+    compared = {g.name for g in result.stage("function").data["gaps"] if g.kind == "tap"}
+    assert {"embed", "blocks.0", "blocks.0.attn", "blocks.1.mlp", "norm"} <= compared
+    probe = result.stage("function").rows[0]
+    assert probe.status == ("ok" if eps < 1e-3 else "fail"), probe.detail

@@ -140,3 +140,47 @@ def test_other_precisions_may_be_left_out_and_it_is_said(live):
     result = verify(live(), live(), **QUICK)
     assert result.verdict == "same"
     assert "no other precision was looked at" in result.reason
+
+
+def test_inputs_and_values_that_were_left_out_are_said(live):
+    notes = verify(live(), live(), **QUICK).stage("function").notes
+    assert any("not run" in n and "single, low-variance, large" in n for n in notes)
+    notes = verify(live(), live(), blockwise=True, **QUICK).stage("function").notes
+    assert any("the values inside blocks" in n for n in notes)
+    whole = verify(live(), live(), **{**QUICK, "inputs": []}).stage("function").notes
+    assert not [n for n in whole if "not run" in n or "not compared" in n]
+
+
+def test_what_only_training_does_is_said(network):
+    spec, options = network("timm")
+    dropping = {**options, "drop_path_rate": 0.1, "proj_drop_rate": 0.2}
+    rows = verify(spec, spec, set_a=options, set_b=dropping, **QUICK).stage("accounting").rows
+    told = {r.name: (r.status, r.detail) for r in rows if "while training" in r.name}
+    assert told["drop-path while training"][0] == "warn"
+    assert told["drop-path while training"][1].startswith("none in A, 2 sites at 0.1 in B: they train differently")
+    assert "sites at 0.2 in B" in told["dropout while training"][1]
+    same = verify(spec, spec, set_a=dropping, set_b=dropping, **QUICK).stage("accounting").rows
+    assert {r.status for r in same if "while training" in r.name} == {"info"}
+
+
+class OneTokenMore(Embed):
+    def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
+        x = super().forward(images, masked)
+        return torch.cat([x, x[:, -1:]], 1)
+
+
+def test_values_of_another_shape_are_a_difference_and_located(live):
+    def change(module: Any) -> None:
+        module.embed.__class__ = OneTokenMore
+
+    result = verify(live(), live(change), **{**QUICK, "skip": ["why"]})
+    assert (result.verdict, result.exit_code) == ("differs", 1)
+    assert "first tap embed (shapes [2, 17, 32] and [2, 18, 32])" in result.reason
+    assert result.where.forward == "embed"
+
+
+def test_facts_of_one_side_only_are_said_and_are_no_difference(live, write):
+    result = verify(write("a", mean=(0.5, 0.5, 0.5), release="0.0.22"), live(), **QUICK)
+    row = next(r for r in result.stage("accounting").rows if r.name == "facts known of A only")
+    assert "mean ((0.5, 0.5, 0.5))" in row.detail and "release" not in row.detail
+    assert row.status == "info"

@@ -34,6 +34,7 @@ class Gap:
         bias: mean of b - a over the scale.
         error: ||a - b||, and size: ||a||, as they are, to be pooled.
         numel: number of elements.
+        shapes: both, in words, where they are not the same; nothing else was compared then.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Gap:
     size: float
     floor: float
     numel: int
+    shapes: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,7 +71,7 @@ def gaps(a: Trace, b: Trace) -> list[Gap]:
     """Compare two traces of the same images: taps in running order, output, gradients of taps, of parameters.
 
     Raises:
-        Refused: they have nothing in common, or the same value has two shapes.
+        Refused: they have nothing in common.
     """
     found = [g for kind in KINDS for g in _kind(kind, _values(a, kind), _values(b, kind))]
     if not found:
@@ -134,11 +136,19 @@ def _kind(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterat
     largest = max((s for s in sizes.values() if math.isfinite(s)), default=0.0)
     for name in names:
         if a[name].shape != b[name].shape:
-            raise Refused(
-                f"{kind} {name} has shape {list(a[name].shape)} on one side and {list(b[name].shape)} on the other"
-            )
+            yield _unlike(name, kind, a[name], b[name])
+            continue
         floor = 0.0 if name == "input" else SCALE_FLOOR * largest
         yield _gap(name, kind, a[name], b[name], floor)
+
+
+def _unlike(name: str, kind: str, a: Tensor, b: Tensor) -> Gap:
+    """Return the gap of values of two shapes: as far apart as can be, and not sick for that."""
+    inf, nan = math.inf, math.nan
+    return Gap(
+        name, kind, inf, nan, nan, nan, _rms(a), inf, _finite(a, _norm(a)), _finite(b, _norm(b)), False, False, nan,
+        inf, _norm(a), 0.0, a.numel(), f"shapes {list(a.shape)} and {list(b.shape)}",
+    )  # fmt: skip
 
 
 def _rms(x: Tensor) -> float:
@@ -210,7 +220,7 @@ def _pool(group: list[Gap]) -> Gap:
     error, size = math.hypot(*(g.error for g in group)), math.hypot(*(g.size for g in group))
     floor, n = math.hypot(*(g.floor for g in group)), sum(g.numel for g in group)
     against = max(size, floor)
-    finite = all(g.finite for g in group)
+    finite = all(g.finite and not g.shapes for g in group)
     weights = [g.numel / n if n else 0.0 for g in group]
     return Gap(
         name=first.name,
@@ -230,4 +240,5 @@ def _pool(group: list[Gap]) -> Gap:
         size=size,
         floor=floor,
         numel=n,
+        shapes=next((g.shapes for g in group if g.shapes), ""),
     )

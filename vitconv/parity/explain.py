@@ -141,7 +141,7 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
         )
     weights = pair.weights(right, of)
     names = [n for n in INPUTS if n in pair.images] or list(pair.images)[:1]
-    runs = {side.label: [pair.run(side, n, "fp64", of) for n in names] for side in (right, wrong)}
+    runs = {side.label: [_unscaled(pair, pair.run(side, n, "fp64", of), of) for n in names] for side in (right, wrong)}
     images = [pair.images[n] for n in names]
     stored = of == GIVEN and _unlike(weights, pair.weights(wrong, of))
     # Gradients of a side behind edits are in the other side's terms.
@@ -161,6 +161,15 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
         cause = dataclasses.replace(cause, reason=f"the sides have their own weights, and these differ; {cause.reason}")
     reason = cause.reason.replace("{A}", right.label).replace("{B}", wrong.label)
     return dataclasses.replace(cause, side=wrong.label, reason=reason)
+
+
+def _unscaled(pair: Pair, run: Trace, of: str) -> Trace:
+    """Leave out the taps that were brought to the other side's scale: the reference ViT has them in its own."""
+    scaled = {tap for gains in pair.gains(of).values() for tap in gains}
+    if not scaled:
+        return run
+    taps = {n: x for n, x in run.taps.items() if n not in scaled}
+    return dataclasses.replace(run, taps=taps, tap_grads={n: g for n, g in run.tap_grads.items() if n not in scaled})
 
 
 def rebuilt_config(right: Side, wrong: Side) -> ViTConfig:

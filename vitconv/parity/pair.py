@@ -65,6 +65,7 @@ class Pair:
     _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
     _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
+    _gains: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict, repr=False)
     _others: dict[str, Side | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -76,20 +77,45 @@ class Pair:
         """Return a side by its label."""
         return self.a if label == self.a.label else self.b
 
-    @property
-    def moved(self) -> frozenset[str]:
-        """The taps that an edit between the sides gave another meaning: they are not compared."""
-        names: set[str] = set()
-        for side in (self.a, self.b):
-            for done in () if side.edits is None else side.edits.network.log:
-                branches = {"ls1": "attn", "ls2": "mlp"}
-                for block, _, last in (name.rpartition(".") for name in done.removed):
-                    if last in branches:
-                        names.add(f"{block}.{branches[last]}")
-                if done.edit == "fold-deepnorm":
-                    # The stream itself is scaled otherwise.
-                    names |= {n for n in side.built.taps if n == "embed" or n.startswith("blocks.")}
-        return frozenset(names)
+    def gains(self, of: str) -> dict[str, dict[str, Tensor]]:
+        """Return {label of the edited side: {tap: gain}}: there the value is `gain` times that of the other side.
+
+        A fold takes a factor out of the way from a branch to the stream: ahead of it, the branch is as much larger.
+        """
+        if of not in self._gains:
+            found = {side.label: self._gains_of(side, of) for side in (self.a, self.b) if side.edits is not None}
+            self._gains[of] = {label: gains for label, gains in found.items() if gains}
+        return self._gains[of]
+
+    def _gains_of(self, side: Side, of: str) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        other = self.b if side is self.a else self.a
+        for done in () if side.edits is None else side.edits.network.log:
+            if done.edit == "fold-layer-scale":
+                before = self.before(side, of)
+                for scale in done.removed:
+                    block, _, last = scale.rpartition(".")
+                    tap = f"{block}.{'attn' if last == 'ls1' else 'mlp'}"
+                    out[tap] = before[scale] * out.get(tap, torch.ones(()))
+            elif done.edit == "fold-deepnorm":
+                alpha = other.facts.residual_alpha
+                assert alpha is not None
+                for tap in (n for n in side.built.taps if n.endswith((".attn", ".mlp"))):
+                    out[tap] = out.get(tap, torch.ones((), dtype=torch.float64)) / alpha
+        return out
+
+    def _in_shared_terms(self, t: Trace, side: Side, of: str) -> Trace:
+        """Bring taps of both sides to one scale: values to that of the edited side, gradients to the other's."""
+
+        def scaled(values: Mapping[str, Tensor], gains: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {n: x.double() * gains[n].to(x.device).double() if n in gains else x for n, x in values.items()}
+
+        for label, gains in self.gains(of).items():
+            if side.label == label:
+                t = replace(t, tap_grads=scaled(t.tap_grads, gains))
+            else:
+                t = replace(t, taps=scaled(t.taps, gains))
+        return t
 
     def weights(self, side: Side, of: str) -> dict[str, Tensor]:
         """Return a side's canonical weights, float64, of the set `of`."""
@@ -179,12 +205,7 @@ class Pair:
             )
         except _ERRORS as e:
             raise CannotRun(side, precision, e) from e
-        if moved := self.moved:
-            done = replace(
-                done,
-                taps={n: t for n, t in done.taps.items() if n not in moved},
-                tap_grads={n: t for n, t in done.tap_grads.items() if n not in moved},
-            )
+        done = self._in_shared_terms(done, side, of)
         self.runs += 1
         if self.sink is not None and teacher is None and not hooks and images is None and built is None and seed == 0:
             self.sink(done, of if rounded is None else f"{of}@{str(rounded).removeprefix('torch.')}")
@@ -215,7 +236,7 @@ def pair_of(a: Side, b: Side, *, inputs: tuple[str, ...] = (), seed: int = 0, de
 
 def swapped(pair: Pair) -> Pair:
     """Return the pair with the other side as the baseline."""
-    return replace(pair, a=pair.b, b=pair.a, _kept={}, _probe={}, _live={}, _others={})
+    return replace(pair, a=pair.b, b=pair.a, finest={}, _kept={}, _probe={}, _live={}, _others={})
 
 
 def _nbytes(t: Trace) -> int:

@@ -70,6 +70,9 @@ def _massive(bias: Tensor) -> Tensor:
     return bias
 
 
+IMAGES = ("coloured", "single", "low-variance", "large")
+
+
 def probe_images(inputs: Inputs, seed: int) -> dict[str, Tensor]:
     """Return {name: images}: coloured and unlike their mirror image, one alone, of low variance, and large.
 

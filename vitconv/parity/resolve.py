@@ -244,7 +244,8 @@ def _weighted(
             continue
         own = live[j] is not None and not shared
         tensors, notes = dict(source.tensors), list(side.notes)
-        planned = _planned(side, other, ask, source)
+        # What comes with its own weights is edited already; the edits then only say how the gradients go back.
+        planned = _planned(side, other, ask, None if own else source)
         if planned.edits is not None and not own:
             tensors = planned.edits.weights(tensors)
         tensors = _filled(planned, source, tensors, notes)

@@ -18,13 +18,13 @@ from torch import Tensor
 from vitconv.errors import BadFile, Refused, UsageError
 from vitconv.layout.match import collapse
 from vitconv.layout.semantics import Semantics, semantics_from_json
-from vitconv.parity.compare import Gap, error_against, gaps, pooled
+from vitconv.parity.compare import Gap, error_against, gaps, missing, pooled
 from vitconv.parity.environment import environment
 from vitconv.parity.pair import Pair
 from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.side import Side
 from vitconv.parity.stage import Row, Stage, skipped, stage
-from vitconv.parity.stages.function import KEY, TITLE, row_of
+from vitconv.parity.stages.function import KEY, TITLE, lost_rows, row_of
 from vitconv.parity.stages.numerics import judge_rows, limits_of, ratios_of
 from vitconv.parity.tolerance import PROFILES, Profile
 from vitconv.parity.trace import Trace
@@ -193,7 +193,13 @@ def judge_run(path: str | Path, profile: str = "default") -> Result:
 
 
 def compare_runs(a: str | Path, b: str | Path, profile: str = "default", side: str = "A") -> Result:
-    """Compare one side of two runs, such as of the same network on two machines."""
+    """Compare one side of two runs, such as of the same network on two machines.
+
+    Raises:
+        UsageError: it is one folder, and a run compared with itself proves nothing.
+    """
+    if Path(a).resolve() == Path(b).resolve():
+        raise UsageError(f"{a} and {b} are one folder: a run is always like itself; `verify judge` compares its sides")
     return _judged((load_run(a), side), (load_run(b), side), profile)
 
 
@@ -213,6 +219,11 @@ def _judged(a: tuple[Run, str], b: tuple[Run, str], profile: str) -> Result:
         keys = sorted(k for k in common if k[0] == precision)
         if keys:
             stages.append(_numerics(a, b, keys, precision, rules))
+    if run_a is not run_b:
+        kept = [x for x in ("A", "B") if x != label_a and any(k[0] == x for k in run_a.listed())]
+        if kept:
+            more = f"side {label_a} of each run was compared; `verify judge` compares the two sides of one"
+            stages[0] = dataclasses.replace(stages[0], notes=(*stages[0].notes, more))
     lost = sorted("/".join(k) for k in left ^ right if "@" not in k[1])
     if lost:
         stages.append(stage("missing", "Traces of one side only", [Row(", ".join(lost), "warn", "not compared")]))
@@ -255,12 +266,17 @@ def _function(a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str,
     if not keys:
         return skipped(KEY, TITLE, "no float64 traces of both sides")
     every: list[list[Gap]] = []
-    rows = []
+    rows: list[Row] = []
+    notes: list[str] = []
+    both = set.intersection(*(set(run.document["sides"][label]["tensors"]) for run, label in (a, b)))
     for precision, weights, inputs in keys:
         x, y = (run.trace(label, precision, weights, inputs) for run, label in (a, b))
         every.append(gaps(x, y))
         rows.append(row_of(weights, inputs, tuple(every[-1]), rules.function))
-    return stage(KEY, TITLE, rows, data={"gaps": pooled(every), "threshold": rules.function})
+        found, said = lost_rows(weights, inputs, missing(x, y), both)
+        rows += found
+        notes += said
+    return stage(KEY, TITLE, rows, notes, data={"gaps": pooled(every), "threshold": rules.function})
 
 
 def _numerics(

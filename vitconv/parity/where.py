@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
@@ -212,6 +213,8 @@ def _updates(reference: Trace, forced: Trace) -> tuple[dict[str, float], dict[tu
 
 def _update(x: Tensor, y: Tensor, z: Tensor) -> float:
     x, y, z = (t.detach().double().cpu() for t in (x, y, z))
+    if z.shape != y.shape:
+        return inf
     size = float((y - x).norm()) if x.shape == y.shape else float(y.norm())
     return float((z - y).norm()) / size if size else 0.0
 

@@ -112,8 +112,9 @@ class Fact:
 
     @property
     def differs(self) -> bool:
-        """Say whether the sides have different values."""
-        return any(value != self.values[0] for value in self.values[1:])
+        """Say whether the sides have different values; one that is not known is none."""
+        known = [value for value in self.values if value is not None]
+        return any(value != known[0] for value in known[1:])
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from vitconv.parity.stage import Row, Stage, stage
 
 KEY, TITLE = "accounting", "Every tensor accounted for"
 SHOWN = 20
+# What wrote a file says nothing of the function; its other facts do.
+ASIDE = ("release", "mlp_dropout")
 
 
 def account(pair: Pair) -> Stage:
     """Compare what both sides consist of."""
     rows = [*_mapped(pair), *(_trip_back(s) for s in (pair.a, pair.b)), *_loaded(pair), *_weights(pair)]
-    rows += [*_facts(pair), *_sites(pair.a), *_sites(pair.b)]
+    rows += [*_facts(pair), *_sites(pair.a), *_sites(pair.b), *_when_training(pair)]
     notes = [f"{s.label}: {note}" for s in (pair.a, pair.b) for note in s.notes]
     for s in (pair.a, pair.b):
         if s.edits is not None:
@@ -129,14 +131,52 @@ def _weights(pair: Pair) -> Iterator[Row]:
 
 def _facts(pair: Pair) -> Iterator[Row]:
     different = pair.a.facts.differences(pair.b.facts)
-    # What wrote a file says nothing of the function; its facts do.
-    told = {k: v for k, v in different.items() if k not in ("release", "mlp_dropout")}
+    told = {k: v for k, v in different.items() if k not in ASIDE}
     for name, (x, y) in told.items():
         yield Row(f"fact {name}", "warn", f"{x} here, {y} there", {"a": x, "b": y})
+    left, right = pair.a.facts.known(), pair.b.facts.known()
     if not told:
+        both = sum(name in right for name in left)
+        yield Row("facts", "ok", f"{both} facts are known of both sides, and none differs", {"both": both})
+    for label, here, there in (("A", left, right), ("B", right, left)):
+        only = [f"{name} ({value})" for name, value in here.items() if name not in there and name not in ASIDE]
+        if only:
+            yield Row(f"facts known of {label} only", "info", ", ".join(only), {"count": len(only)})
+
+
+def _when_training(pair: Pair) -> Iterator[Row]:
+    """Say what only a training network does, for both are compared in eval mode."""
+    rates: list[dict[str, list[float]]] = []
+    for side in (pair.a, pair.b):
+        kinds: dict[str, list[float]] = {}
+        for site in side.built.survey.random:
+            if site.rate > 0:
+                kinds.setdefault(site.kind, []).append(site.rate)
+        rates.append({kind: sorted(found) for kind, found in kinds.items()})
+    left, right = rates
+    for kind in sorted({*left, *right}):
+        x, y = left.get(kind, []), right.get(kind, [])
+        said = f"{_rates(x)} in A, {_rates(y)} in B"
+        name = f"{kind} while training"
+        values = {"a": len(x), "b": len(y)}
+        if x == y:
+            yield Row(name, "info", f"{said}; switched off in both to compare them", values)
+        else:
+            yield Row(
+                name, "warn", f"{said}: they train differently, and that is not compared: both are in eval", values
+            )
+    backends = [side.built.survey.attention_backend for side in (pair.a, pair.b)]
+    if len(set(backends)) > 1:
         yield Row(
-            "facts", "ok", f"{len(pair.a.facts.known())} known of A, {len(pair.b.facts.known())} of B, none differ"
+            "attention by", "info", f"{backends[0]} in A, {backends[1]} in B", {"a": backends[0], "b": backends[1]}
         )
+
+
+def _rates(found: list[float]) -> str:
+    if not found:
+        return "none"
+    low, high = f"{found[0]:g}", f"{found[-1]:g}"
+    return f"{len(found)} sites at {low}" + (f" to {high}" if low != high else "")
 
 
 def _sites(side: Side) -> Iterator[Row]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vitconv.layout.match import collapse
 from vitconv.parity.compare import Gap, gaps, missing, pooled, whole
 from vitconv.parity.pair import GIVEN, Pair
+from vitconv.parity.probe import IMAGES
 from vitconv.parity.stage import Row, Stage, short, stage
 from vitconv.parity.tolerance import SAME_FUNCTION
 
@@ -23,7 +24,8 @@ class Compared:
 
     def worst(self) -> tuple[str, str] | None:
         """Return the weights and inputs of the first run that is off the floor, probe weights first."""
-        bad = [key for key, found in self.gaps.items() if any(not g.rel_rms <= SAME_FUNCTION for g in found)]
+        floor = float(self.stage.data["threshold"])
+        bad = [key for key, found in self.gaps.items() if any(not g.rel_rms <= floor for g in found)]
         return bad[0] if bad else None
 
 
@@ -38,18 +40,19 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
             b = pair.run(pair.b, inputs, "fp64", of)
             every[of, inputs] = tuple(gaps(a, b))
             rows.append(row_of(of, inputs, every[of, inputs], threshold))
-            lost = missing(a, b)
-            notes += [f"{what}: {', '.join(collapse(names))}" for what, names in lost.items() if "grad" not in what]
-            apart = {n for what, names in lost.items() if what.startswith("grad ") for n in names}
-            # One that the other side does not have is another network; one that it has and does not show is unknown.
-            for parted, blame in ((apart - _both(pair), "differs"), (apart & _both(pair), "undecided")):
-                if parted:
-                    said = f"gradients of one side only: {', '.join(collapse(sorted(parted)))}"
-                    rows.append(Row(f"{of} weights, {inputs}: gradients", "fail", said, blame=blame))  # type: ignore[arg-type]
+            found, said = lost_rows(of, inputs, missing(a, b), set(pair.a.shapes) & set(pair.b.shapes))
+            rows += found
+            notes += said
             notes += [f"{t.side}: {t.facts['lifted']}" for t in (a, b) if "lifted" in t.facts]
-    if pair.moved:
-        names = ", ".join(collapse(sorted(pair.moved)))
-        notes.append(f"not compared, since an edit gave them another meaning: {names}")
+    for of in pair.sets:
+        for label, gains in pair.gains(of).items():
+            names = ", ".join(collapse(gains))
+            notes.append(f"{label} has a factor folded in, which is put back to compare {names}")
+    left_out = [n for n in IMAGES if n not in pair.images]
+    if left_out:
+        notes.append(f"not run, since other inputs were asked for: {', '.join(left_out)}")
+    if pair.blockwise:
+        notes.append("not compared, to bound the memory: the values inside blocks (their parameters are)")
     if GIVEN not in pair.sets:
         notes.append("no weights were given: probe weights only")
     joined = pooled(every.values())
@@ -61,8 +64,21 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
     return Compared(stage(KEY, TITLE, rows, notes, data), every)
 
 
-def _both(pair: Pair) -> set[str]:
-    return set(pair.a.shapes) & set(pair.b.shapes)
+def lost_rows(
+    of: str, inputs: str, lost: Mapping[str, tuple[str, ...]], both: Collection[str]
+) -> tuple[list[Row], list[str]]:
+    """Return rows and notes on what only one trace has; `both`: the parameters that both sides have."""
+    rows: list[Row] = []
+    notes = [
+        f"not compared, {what}: {', '.join(collapse(n))}" for what, n in lost.items() if not what.startswith("grad ")
+    ]
+    apart = {n for what, names in lost.items() if what.startswith("grad ") for n in names}
+    # One that the other side does not have is another network; one that it has and does not show is unknown.
+    for parted, blame in ((apart - {*both}, "differs"), (apart & {*both}, "undecided")):
+        if parted:
+            said = f"gradients of one side only: {', '.join(collapse(sorted(parted)))}"
+            rows.append(Row(f"{of} weights, {inputs}: gradients", "fail", said, blame=blame))  # type: ignore[arg-type]
+    return rows, notes
 
 
 def row_of(of: str, inputs: str, found: tuple[Gap, ...], threshold: float) -> Row:
@@ -98,7 +114,8 @@ def row_of(of: str, inputs: str, found: tuple[Gap, ...], threshold: float) -> Ro
         blame = "undecided" if not sick.finite_a else "differs"
         return Row(name, "fail", f"NaN or Inf in {whose}, first at {sick.name}", values, blame)  # type: ignore[arg-type]
     first = off[0]
-    detail = f"{len(off)} of {len(found)} are off, first {first.kind} {first.name} ({short(first.rel_rms)})"
+    how = first.shapes or short(first.rel_rms)
+    detail = f"{len(off)} of {len(found)} are off, first {first.kind} {first.name} ({how})"
     if not any(g.kind in ("tap", "output") for g in off):
         detail += "; forward agrees, backward does not"
     return Row(name, "fail", detail, values)
