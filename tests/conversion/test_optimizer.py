@@ -341,3 +341,45 @@ def test_an_optimizer_that_is_there_is_not_replaced(tmp_path: Path, capsys) -> N
     assert call(first.path, tmp_path / "o.safetensors", "--to", "timm", "--optimizer") == 3
     assert "is there already" in capsys.readouterr().err
     assert not (tmp_path / "o.safetensors").exists()
+
+
+def _lightning(held: dict[str, Any]) -> dict[str, Any]:
+    state = {f"model.{k}": v for k, v in held["model"].items()}
+    more = {"epoch": 1, "global_step": 3, "pytorch-lightning_version": "2.5", "callbacks": {}, "loops": {}}
+    return {**more, "state_dict": state, "optimizer_states": [held["optimizer"]], "lr_schedulers": []}
+
+
+def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
+    first = Run(tmp_path, timm_groups)
+    torch.save(_lightning(torch.load(first.path, weights_only=True)), first.path)
+    assert call(first.path, tmp_path / "o.safetensors", "--to", "timm", "--optimizer") == 0
+    got = torch.load(tmp_path / "o.optimizer.pt", weights_only=True)["state"]
+    state = first.optimizer.state
+    assert all(torch.equal(got[n]["exp_avg"], state[p]["exp_avg"]) for n, p in first.module.named_parameters())
+
+
+def test_averaged_weights_of_lightning_have_no_moments(tmp_path: Path, capsys) -> None:
+    """WeightAveraging: state_dict is the average, current_model_state what was stepped."""
+    first = Run(tmp_path, adamw)
+    held = _lightning(torch.load(first.path, weights_only=True))
+    held["current_model_state"] = {k: v + 1 for k, v in held["state_dict"].items()}
+    torch.save(held, first.path)
+    args = (first.path, tmp_path / "o.safetensors", "--to", "timm", "--optimizer")
+    assert call(*args) == 3
+    assert "current_model_state" in capsys.readouterr().err
+    assert call(*args, "--branch", "current_model_state") == 0
+
+
+def test_a_folder_of_accelerate(tmp_path: Path) -> None:
+    """save_state: model.safetensors, and optimizer.bin with numbers, which the weights' names do not order."""
+    from safetensors.torch import save_file
+
+    first = Run(tmp_path, named)
+    folder = tmp_path / "accelerate"
+    folder.mkdir()
+    save_file(first.module.state_dict(), folder / "model.safetensors")
+    torch.save(first.optimizer.state_dict(), folder / "optimizer.bin")
+    for name in ("scheduler.bin", "random_states_0.pkl"):
+        torch.save({"step": 3}, folder / name)
+    assert call(folder, tmp_path / "o.safetensors", "--to", "hf-vit", "--optimizer") == 0
+    assert len(torch.load(tmp_path / "o.optimizer.pt", weights_only=True)["state"]) == 40

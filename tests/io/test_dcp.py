@@ -238,3 +238,15 @@ def test_what_torch_itself_saves(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path / "d") as ckpt:
         assert all(bytes(ckpt.read(t)) == raw(state[t.key]) for t in ckpt.tensors)
         assert len(ckpt.tensors) == 5
+
+
+def test_the_folder_above_as_accelerate_leaves_it(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_pieces(tmp_path / "pytorch_model_fsdp_0", {"model.w": tensors["model.rows"]}, {"model.w": ((2,),)}, 2)
+    save_pieces(tmp_path / "optimizer_0", {"optimizer.state.w.exp_avg": tensors["model.rows"]}, {}, 1)
+    for name in ("scheduler.bin", "random_states_0.pkl", "sampler.bin"):
+        torch.save({"step": 3}, tmp_path / name)
+    with open_checkpoint(tmp_path) as ckpt:
+        assert [t.path for t in ckpt.tensors] == [("model", "w")]
+    save_pieces(tmp_path / "pytorch_model_fsdp_1", {"model.w": tensors["model.rows"]}, {}, 1)
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        open_checkpoint(tmp_path)

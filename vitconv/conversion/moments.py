@@ -153,9 +153,9 @@ def _unordered(state: OptimizerState, parameters: list[Parameter]) -> list[Param
 
 def _check_branch(source: Recognised) -> None:
     """Refuse moments for averaged weights: they belong to those that were stepped."""
-    from vitconv.io.wrappers import rank
+    from vitconv.io.wrappers import RAW, rank
 
-    if source.others and rank(source.branch.name) == 0:
+    if source.others and (rank(source.branch.name) == 0 or RAW in source.others):
         raise Refused(
             f"the optimizer stepped the raw weights, and {shown(source.branch.name)} is taken; say --branch with the"
             f" one that was trained: {', '.join(map(shown, source.others[:4]))}"

@@ -28,6 +28,8 @@ _BESIDE = {
 _SINGLE = {True: "model.safetensors", False: "pytorch_model.bin"}
 # A distributed checkpoint of torch.
 _PIECE, _CATALOGUE = ".distcp", ".metadata"
+# accelerate's, by rank or number.
+_STATES = ("random_states_", "rng_state_", "sampler", "dl_state_dict", "custom_checkpoint_")
 _USUAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
@@ -76,7 +78,7 @@ def find_distributed(path: Path) -> Path | None:
         if path.name == _CATALOGUE and path.is_file():
             return path.parent
         if not (path / _CATALOGUE).is_file():
-            return None
+            return _one_inside(path) if path.is_dir() else None
         names = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError):
         return None
@@ -89,6 +91,19 @@ def find_distributed(path: Path) -> Path | None:
     return None if others else path
 
 
+def _may_be_weights(name: str) -> bool:
+    return Path(name).suffix in _WEIGHTS and name not in _BESIDE and not name.startswith((".", *_STATES))
+
+
+def _one_inside(folder: Path) -> Path | None:
+    """Return the only distributed checkpoint one level down that is no optimizer's, as accelerate leaves it."""
+    entries = list(folder.iterdir())
+    if any(_may_be_weights(entry.name) for entry in entries):
+        return None
+    inside = [entry for entry in entries if (entry / _CATALOGUE).is_file() and not entry.name.startswith("optim")]
+    return inside[0] if len(inside) == 1 else None
+
+
 def _in_folder(folder: Path, ignore_index: bool) -> Place:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".tmp"))
     indexes = [name for name in names if name.endswith(_INDEX)]
@@ -96,9 +111,7 @@ def _in_folder(folder: Path, ignore_index: bool) -> Place:
     indexes.sort(key=lambda name: (".safetensors" not in name, name))
     if ignore_index:
         return _beside(folder, folder / indexes[0] if indexes else None)
-    weights = [
-        name for name in names if Path(name).suffix in _WEIGHTS and name not in _BESIDE and not name.startswith(".")
-    ]
+    weights = [name for name in names if _may_be_weights(name)]
     if indexes and (".safetensors" in indexes[0] or "model.safetensors" not in weights):
         place = _by_index(folder / indexes[0])
         unused = [name for name in weights if folder / name not in place.files]

@@ -27,7 +27,7 @@ _REASONS = (
 )
 _LATER = re.compile(
     r"(^|\.)(student|online_model|momentum_encoder|encoder_k|predictor|projector|decoder|discriminator|rest"
-    r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params)($|\.)"
+    r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params|current_model_state)($|\.)"
 )
 
 
@@ -42,6 +42,10 @@ def rank(name: str) -> int:
     if any(pattern.search(name) for pattern, _ in _REASONS):
         return 0
     return 2 if _LATER.search(name) else 1
+
+
+# Lightning's WeightAveraging puts the averaged weights into state_dict, and the trained ones here.
+RAW = "current_model_state"
 
 
 def reason(name: str) -> str:
