@@ -36,6 +36,16 @@ def show_dialect(name: str, choices: Mapping[str, str]) -> Report:
 _RULES = (Column("key", "key", "code"), Column("axes", "axes"), Column("parts", "canonical"), Column("when", "when"))
 
 
+_LAYERS = {"all": "", "body": "all layers but the last", "last": "last layer", "first": "first layer", "early": ""}
+_STAGES = {
+    "all": "",
+    "body": "all stages but the first",
+    "early": "all stages but the last",
+    "last": "last stage",
+    "first": "first stage",
+}
+
+
 def _rule_cells(item: Item, sizes: Mapping[str, int]) -> tuple[str, str, str, str]:
     entry = item.entry
     if isinstance(entry, Alias):
@@ -45,7 +55,7 @@ def _rule_cells(item: Item, sizes: Mapping[str, int]) -> tuple[str, str, str, st
     parts = ", ".join(
         f"{name}: {show_axes(p.axes)}" for name, p in zip(item.parts, _parts(entry, len(item.parts)), strict=True)
     )
-    layers = {"all": "", "body": "all layers but the last", "last": "last layer", "first": "first layer"}[entry.layers]
+    layers = (_STAGES if "{s}" in "".join(item.parts) else _LAYERS)[entry.layers]
     return (
         item.key,
         _sized(entry.axes, sizes),

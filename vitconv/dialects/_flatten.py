@@ -12,7 +12,7 @@ from vitconv.layout.rule import Choice, Entry, Option, linear, norm, rule
 from vitconv.layout.semantics import FOCUSED
 
 SOURCE = "LeapLabTHU/FLatten-Transformer models/flatten_{}.py, a7f0a4b"
-IMPLIES = {"norm_placement": "pre", "norm_kind": "layernorm", "kv_normalised": True, "attention": FOCUSED}
+IMPLIES = {"norm_placement": "pre", "norm_kind": "layernorm", "kv_normalised": True}
 
 
 def focus(whole: str, part: str, *, width: str = "a") -> tuple[Entry, ...]:
@@ -27,18 +27,34 @@ def focus(whole: str, part: str, *, width: str = "a") -> tuple[Entry, ...]:
 
 def either(focused: tuple[Entry, ...], softmax: tuple[Entry, ...], proof: str = "attn.scale") -> Choice:
     """Build the choice that every block makes for itself."""
-    return Choice("blocks", (Option("focused", focused, needs=(B + proof,)), Option("softmax", softmax)))
+    return Choice(
+        "blocks",
+        (
+            Option("focused", focused, needs=(B + proof,), implies={"attention": FOCUSED}),
+            Option("softmax", softmax, implies={"attention": "softmax"}),
+        ),
+    )
 
 
-def pyramid(name: str, title: str, file: str, *, v2: bool) -> Dialect:
-    """Build FLatten-PVT or -PVTv2: q apart from k and v, a spatial reduction, convolutions between the stages."""
+def pyramid(name: str, title: str, source: str, *, v2: bool, token: bool = False) -> Dialect:
+    """Build FLatten-PVT or -PVTv2: q apart from k and v, a spatial reduction, convolutions between the stages.
+
+    With a class `token` it is PVT itself, in whose last stage the token has a row of the position table.
+    """
     at = "block{s+1}.{i}."
     stages: tuple[Entry, ...] = (
         *linear("patch_embed1.proj", "embed.patch", "d c p q"),
         *norm("patch_embed1.norm", "embed.norm"),
         *linear_into("patch_embed{s+1}.proj", "patch_embed{s+1}.norm"),
     )
-    stages += norm("norm{s+1}", f"{S}norm") if v2 else rule("pos_embed{s+1}: 1 n d", f"{S}pos: n d")
+    if v2:
+        stages += norm("norm{s+1}", f"{S}norm")
+    elif token:
+        stages += rule("pos_embed{s+1}: 1 n d", f"{S}pos: n d", layers="early")
+        stages += rule("pos_embed{s+1}: 1 (1+n) d", f"{S}pos_cls: d", f"{S}pos: n d", layers="last")
+        stages += rule("cls_token: 1 1 d", f"{S}cls: d", layers="last")
+    else:
+        stages += rule("pos_embed{s+1}: 1 n d", f"{S}pos: n d")
     inside: tuple[Entry, ...] = ()
     if v2:
         for kind, axes, whole in (("weight", "m r z", "m 1 r z"), ("bias", "m", "m")):
@@ -47,25 +63,26 @@ def pyramid(name: str, title: str, file: str, *, v2: bool) -> Dialect:
     none = {
         r"\.attn\.(table|logit_scale|cpb\.)|\.merge\.|^embed\.pos$": "windows, their relative positions and mergings",
         r"\.attn\.b[01]\.": "stripes (CSwin)",
-        r"^embed\.mask$|\.(cls|pos_cls)$": "a class or mask token",
+        (r"^embed\.mask$" if token else r"^embed\.mask$|\.(cls|pos_cls)$"): "a class or mask token",
         (r"\.pos$" if v2 else r"\.mlp\.dwc\.|^stages\.[^.]+\.norm\."): "parts of the other PVT",
     }
     return Dialect(
         name=name,
         title=title,
-        source=SOURCE.format(file),
-        library="",
+        source=source,
+        library="pvt" if token else "flatten",
         family="stages",
         staged=True,
-        implies={**IMPLIES, "pooling": "avg" if v2 else "avg-unnormed"},
-        author={"activation": "gelu", "focusing_factor": 3.0, **eps},
+        implies={**IMPLIES, "pooling": "token" if token else "avg" if v2 else "avg-unnormed"}
+        | ({"attention": "softmax"} if token else {}),
+        author={"activation": "gelu", **({} if token else {"focusing_factor": 3.0}), **eps},
         entries=(
             *norm(at + "norm1", B + "norm1"),
             *rule(f"{at}attn.q.weight: a d", f"{B}attn.q.weight: a d"),
             *rule(f"{at}attn.q.bias: a", f"{B}attn.q.bias: a", optional=True, group="qkv_bias"),
             *rule(f"{at}attn.kv.weight: (* a) f", f"{B}attn.{{k,v}}.weight: a f"),
             *rule(f"{at}attn.kv.bias: (* a)", f"{B}attn.{{k,v}}.bias: a", optional=True, group="qkv_bias"),
-            either(focus(at + "attn.", B + "attn."), ()),
+            *(() if token else (either(focus(at + "attn.", B + "attn."), ()),)),
             *rule(f"{at}attn.sr.weight: f d v w", f"{B}attn.sr.weight: f d v w", optional=True, group="sr.{s}"),
             *rule(f"{at}attn.sr.bias: f", f"{B}attn.sr.bias: f", optional=True, group="sr.{s}"),
             *rule(f"{at}attn.norm.weight: f", f"{B}attn.sr_norm.weight: f", optional=True, group="sr.{s}"),
@@ -79,7 +96,9 @@ def pyramid(name: str, title: str, file: str, *, v2: bool) -> Dialect:
             *(() if v2 else norm("norm", "norm", "last")),
             *linear("head", "head", "o last", optional=True),
         ),
-        cannot=none | ({r"^norm\.": "a norm of its own after the last stage's"} if v2 else {}),
+        cannot=none
+        | ({r"\.attn\.(scale|pos|dwc\.)": "focused linear attention"} if token else {})
+        | ({r"^norm\.": "a norm of its own after the last stage's"} if v2 else {}),
         equal=(("a", "d"), ("f", "d")),
     )
 

@@ -3,6 +3,6 @@
 Source: LeapLabTHU/FLatten-Transformer, models/flatten_pvt.py, commit a7f0a4b.
 """
 
-from vitconv.dialects._flatten import pyramid
+from vitconv.dialects._flatten import SOURCE, pyramid
 
-DIALECT = pyramid("flatten-pvt", "FLatten-PVT", "pvt", v2=False)
+DIALECT = pyramid("flatten-pvt", "FLatten-PVT", SOURCE.format("pvt"), v2=False)

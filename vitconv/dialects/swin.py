@@ -10,7 +10,7 @@ DIALECT = published(
     "swin",
     "Microsoft's Swin (also timm before 0.9)",
     "microsoft/Swin-Transformer models/swin_transformer.py; timm/models/swin_transformer.py, 0.6",
-    "",
+    "swin",
     v2=False,
     merge="layers.{s-1}.downsample.",
     head="head",

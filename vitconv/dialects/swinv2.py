@@ -10,7 +10,7 @@ DIALECT = published(
     "swinv2",
     "Microsoft's Swin V2 (also timm before 0.9)",
     "microsoft/Swin-Transformer models/swin_transformer_v2.py; timm/models/swin_transformer_v2.py, 0.6",
-    "",
+    "swin",
     v2=True,
     merge="layers.{s-1}.downsample.",
     head="head",

@@ -289,4 +289,5 @@ def layers_of(which: str, depth: int) -> range:
         "body": range(max(depth - 1, 0)),
         "last": range(max(depth - 1, 0), depth),
         "first": range(min(1, depth)),
+        "early": range(max(depth - 1, 0)),
     }[which]

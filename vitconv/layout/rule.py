@@ -22,7 +22,7 @@ from vitconv.record import dataclass
 
 _LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _BRACES = re.compile(r"[^{}]*(?:\{[^{}]*\}[^{}]*)*")
-LAYERS = ("all", "body", "last", "first")
+LAYERS = ("all", "body", "last", "first", "early")
 
 
 @dataclass(frozen=True)

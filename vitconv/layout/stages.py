@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
 from math import isqrt
 from typing import Any
@@ -32,6 +32,14 @@ _SHARED = frozenset("cpqo*")
 _OF_BLOCK = frozenset("ugxyvwrzjl")
 _MOST_STAGES = 16
 Block = tuple[int, int]
+# The stages that a rule speaks of, by its filter and the last stage: `body` is what something leads into.
+_STAGES: Mapping[str, Callable[[int], Container[int]]] = {
+    "all": lambda last: range(last + 1),
+    "body": lambda last: range(1, last + 1),
+    "early": lambda last: range(last),
+    "last": lambda last: (last,),
+    "first": lambda _: (0,),
+}
 
 
 @dataclass(frozen=True)
@@ -199,8 +207,11 @@ def _unroll(dialect: Dialect, net: Net) -> Dialect:
                 for o in e.options
             )
             entries.append(dataclasses.replace(e, options=options))
+    # What the first kind of block present implies holds for the network: one focused block makes it focused.
+    taken = [o for c in dialect.choices if c.name == PER_BLOCK for o in c.options if o.name in net.kinds.values()]
+    implies = {**dialect.implies, **(taken[0].implies if taken else {})}
     equal = tuple((f"{a}_{s}", f"{b}_{s}") for a, b in dialect.equal for s in range(len(net.depths)))
-    return dataclasses.replace(dialect, entries=tuple(entries), equal=equal, staged=False)
+    return dataclasses.replace(dialect, entries=tuple(entries), equal=equal, implies=implies, staged=False)
 
 
 def _each(e: Entry, net: Net, only: Block | None) -> Iterator[Entry]:
@@ -214,7 +225,7 @@ def _each(e: Entry, net: Net, only: Block | None) -> Iterator[Entry]:
         return
     which = e.layers if isinstance(e, Rule) else "all"
     for s in range(last + 1):
-        if s not in {"all": range(last + 1), "body": range(1, last + 1), "last": (last,), "first": (0,)}[which]:
+        if s not in _STAGES[which](last):
             continue
         for i in range(net.depths[s]) if "{i}" in e.key else (0,):
             if only in (None, (s, i)):

@@ -15,6 +15,7 @@ from vitconv.layout.edits.deepnorm import FOLD_DEEPNORM
 from vitconv.layout.edits.drop import DROP
 from vitconv.layout.edits.edit import Edit
 from vitconv.layout.edits.fill import FILL
+from vitconv.layout.edits.focus import FOCUS_ATTENTION
 from vitconv.layout.edits.layer_scale import FOLD_LAYER_SCALE
 from vitconv.layout.edits.patch import RESIZE_PATCH
 from vitconv.layout.edits.position import RESIZE_POSITION
@@ -34,6 +35,7 @@ EDITS: Mapping[str, Edit] = {
         RESIZE_PATCH,
         CHANGE_CHANNELS,
         CHANGE_CLASSES,
+        FOCUS_ATTENTION,
         CAST,
     )
 }
