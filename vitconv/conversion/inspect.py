@@ -183,6 +183,8 @@ def examine(checkpoint: Checkpoint, b: Branch) -> Health:
             biases += 1
             trained += not flat
     fresh = ""
-    if biases and not trained:
+    if biases and trained * 10 <= biases:
+        # Some libraries draw the bias of the patch projection, and nothing else that is a vector.
         fresh = "every vector (norms, biases) is constant, as at initialisation: this looks never trained"
+        fresh = fresh.replace("every", "nearly every") if trained else fresh
     return Health(nan, inf, tuple(zero), tuple(constant), fresh)

@@ -12,7 +12,7 @@ from typing import Any
 from vitconv.conversion.asides import without_dropped, without_training_heads
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
-from vitconv.conversion.readings import marked, unchunked, without_text_tower
+from vitconv.conversion.readings import marked, slashed, unchunked, without_text_tower
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -217,7 +217,7 @@ def _read(
         if reading is branch:
             return reading, match
         fitting.append((reading, match))
-    if len({tuple(b.tensors) for b, _ in fitting}) > 1:
+    if len({frozenset(t.path for t in b.tensors.values()) for b, _ in fitting}) > 1:
         names = ", ".join(shown(b.name) for b, _ in fitting)
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
     if fitting:
@@ -250,6 +250,7 @@ def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
     """Yield the branch, and then what may be read in it; a reading that needs less taken off comes first."""
     yield branch
     yield from unchunked(branch)
+    yield from slashed(branch)
     towers = [branch, *without_text_tower(branch)]
     yield from towers[1:]
     loosened = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
