@@ -23,7 +23,8 @@ from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
 from vitconv.layout.match import Match
 from vitconv.layout.network import Applied, Cell, Network, decode
-from vitconv.layout.plan import Plan, plan, prove
+from vitconv.layout.plan import Plan, plan
+from vitconv.layout.proof import prove
 from vitconv.layout.recipe import dense_view
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.semantics import Semantics

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from vitconv.errors import LayoutError, Refused
+from vitconv.layout.describe import describe, residue_lines
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.network import Applied, Network, decode
-from vitconv.layout.plan import Plan, describe, plan, prove, residue_lines
+from vitconv.layout.plan import Plan, plan
+from vitconv.layout.proof import prove
 from vitconv.layout.recipe import Piece
 from vitconv.layout.rule import Choice, Option, norm, rule, tie
 from vitconv.layout.semantics import Semantics

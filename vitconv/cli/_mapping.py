@@ -9,8 +9,9 @@ from typing import Any
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.prepare import Order, prepare
 from vitconv.conversion.recognise import recognise
+from vitconv.layout.describe import describe, residue_lines
 from vitconv.layout.dialect import Dialect, Item, Variant
-from vitconv.layout.plan import Plan, describe, residue_lines
+from vitconv.layout.plan import Plan
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.shape import Axes, show_axes
 from vitconv.registry import DIALECTS, load

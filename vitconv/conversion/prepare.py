@@ -19,7 +19,8 @@ from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import explain_residue
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Cell, Network, decode
-from vitconv.layout.plan import Plan, plan, prove
+from vitconv.layout.plan import Plan, plan
+from vitconv.layout.proof import prove
 from vitconv.layout.recipe import dense_view
 from vitconv.record import dataclass
 from vitconv.registry import DIALECTS, load

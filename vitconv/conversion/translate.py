@@ -13,7 +13,8 @@ from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
 from vitconv.layout.match import Match, collapse
 from vitconv.layout.network import decode
-from vitconv.layout.plan import Plan, plan, prove
+from vitconv.layout.plan import Plan, plan
+from vitconv.layout.proof import prove
 from vitconv.layout.recipe import Piece, compose, view_of
 from vitconv.layout.rule import Const
 from vitconv.layout.semantics import Semantics, fact_value

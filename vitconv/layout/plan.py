@@ -1,23 +1,21 @@
 """The plan of a conversion: every output tensor, where its elements come from, and what would be lost.
 
-It is made from headers alone. `prove` checks that no element is lost or used twice, before a byte is read.
+It is made from headers alone, before a byte is read; `proof` checks it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 from vitconv.errors import LayoutError, Refused
-from vitconv.layout.canonical import template_of
 from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
+from vitconv.layout.encode import Encoding, encode, undecided
 from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
-from vitconv.layout.recipe import Piece, View, Views, compose, part_shape, tiles
+from vitconv.layout.recipe import Piece, Views, compose
 from vitconv.layout.rule import Const
 from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
@@ -236,153 +234,3 @@ def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
                 continue
         out.append(p)
     return tuple(out)
-
-
-def prove(p: Plan) -> int:
-    """Check the plan and return the number of elements accounted for.
-
-    1. The rules of the source use every element of every tensor of the file exactly once, and every canonical tensor
-       that was not computed lies where its rule puts it.
-    2. The pieces of every target fill every element of it exactly once.
-    3. Every canonical tensor of the source is written, left over and said so, or taken away by an edit that says so.
-    4. The first, the last and sampled elements of every canonical tensor go back where they came from by the target's
-       own rule.
-
-    Raises:
-        LayoutError: the plan is wrong; nothing may be written.
-    """
-    count = _prove_source(p)
-    # The layers are alike, so each kind of target is looked at once.
-    full: set[tuple[Any, ...]] = set()
-    for t in p.targets:
-        boxes = tuple((x.dst, tuple((n, d) for n, _, d in x.dims)) for x in t.pieces)
-        if t.const is None and (t.shape, boxes) not in full and not tiles(boxes, math.prod(t.shape)):
-            raise LayoutError(f"the plan does not fill {t.key} exactly once")
-        full.add((t.shape, boxes))
-    written = {n for t in p.targets for n in t.parts}
-    said = written | {a for a, _ in p.equal} | {c.name for c in p.residue}
-    said |= {n for applied in p.network.log for n in applied.removed} | {c.name for c, _ in p.derived}
-    whole = 0 not in p.source.sizes.values()
-    forgotten = (
-        {n for b in p.source.bound for j, n in enumerate(b.parts) if whole or _has_any(b, j, p)} | set(p.network.cells)
-    ) - said
-    if forgotten:
-        raise LayoutError(f"the plan forgets {', '.join(collapse(sorted(forgotten)))}")
-    _sample(p)
-    return count
-
-
-def _has_any(b: Bound, j: int, p: Plan) -> bool:
-    return 0 not in part_shape(b, j, p.source.sizes)
-
-
-def _prove_source(p: Plan) -> int:
-    total = 0
-    homes: dict[str, View] = {}
-    places = Views(p.source.sizes)
-    numels: dict[tuple[int, int], int] = {}
-    for b in p.source.bound:
-        views = [places.of(b, j) for j in range(len(b.parts))]
-        kind = (id(b.rule), len(b.parts))
-        if kind not in numels:
-            numels[kind] = math.prod(shape_of(b.rule.axes, b.env(p.source.sizes)))
-            if not tiles([(v.offset, tuple(f for axis in v.dims for f in axis)) for v in views], numels[kind]):
-                raise LayoutError(f"the rule of {b.key} does not use each of its elements exactly once")
-        homes |= zip(b.parts, views, strict=True)
-        total += numels[kind]
-    for t in p.source.variant.ties:
-        for i in range(p.source.depth):
-            of = homes.get(t.of.replace("{i}", str(i)))
-            homes |= {part.replace("{i}", str(i)): of for part in t.parts} if of else {}
-    for name, cell in p.network.cells.items():
-        if not cell.view.tensor.startswith("=") and homes.get(name, cell.view) != cell.view:
-            raise LayoutError(f"{name} is not taken from where it lies in {homes[name].tensor}")
-    return total
-
-
-def _sample(p: Plan) -> None:
-    bounds = {b.key: b for b in p.target.bound}
-    places = Views(p.sizes)
-    for t in p.targets:
-        b = bounds.get(t.key)
-        if b is None:
-            continue
-        for j, name in enumerate(b.parts):
-            cell, home = p.network.cells[name], places.of(b, j)
-            if not cell.numel:
-                continue
-            # Both ends, and two inner places that differ in every axis.
-            ends = [[0] * len(cell.shape), [n - 1 for n in cell.shape]]
-            inner = [[n * ((k + 2 * j) % 17) // 17 for j, n in enumerate(cell.shape)] for k in (3, 7)]
-            for index in ends + inner:
-                src, dst = _element(cell.view, index), _element(home, index)
-                if _source_of(t, dst) != (cell.view.tensor, src):
-                    raise LayoutError(f"element {index} of {name} does not come back from {t.key}")
-
-
-def _element(v: View, index: list[int]) -> int:
-    at = v.offset
-    for axis, k in zip(v.dims, index, strict=True):
-        for n, stride in reversed(axis):
-            at += k % n * stride
-            k //= n
-    return at
-
-
-def _source_of(t: Target, element: int) -> tuple[str, int] | None:
-    for x in t.pieces:
-        rest, src = element - x.dst, x.src
-        for n, s, d in x.dims:
-            k = min(rest // d, n - 1) if rest >= 0 else -1
-            if k < 0:
-                break
-            rest -= k * d
-            src += k * s
-        else:
-            if rest == 0:
-                return x.source, src
-    return None
-
-
-def residue_lines(p: Plan) -> list[str]:
-    """Return what would be lost, one line per kind."""
-    return explain_residue(p.target.variant.dialect, tuple(c.name for c in p.residue))
-
-
-def describe(p: Plan) -> list[dict[str, Any]]:
-    """Return one row per kind of target tensor, layers collapsed: source keys, what happens, target key, shape."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for t in p.targets:
-        sources = list(dict.fromkeys(_origin(p, x.source) for x in t.pieces)) or ["(constant)"]
-        tag = (template_of(t.parts[0]) if t.parts else t.key, str(t.shape))
-        row = rows.setdefault(
-            tag, {"from": [], "to": [], "shape": t.shape, "dtype": t.dtype, "how": _how(p, t), "n": 0}
-        )
-        row["from"] += sources
-        row["to"].append(t.key)
-        row["n"] += 1
-    return [
-        {**r, "from": ", ".join(collapse(dict.fromkeys(r["from"]))), "to": ", ".join(collapse(r["to"]))}
-        for r in rows.values()
-    ]
-
-
-def _origin(p: Plan, tag: str) -> str:
-    if not tag.startswith("="):
-        return tag
-    made = p.network.made[tag]
-    return ", ".join(dict.fromkeys(_origin(p, c.view.tensor) for c in made.inputs)) or f"({made.label})"
-
-
-def _how(p: Plan, t: Target) -> str:
-    if t.const is not None:
-        return "constant"
-    if any(x.source.startswith("=") for x in t.pieces):
-        return "; ".join(dict.fromkeys(p.network.made[x.source].label for x in t.pieces if x.source.startswith("=")))
-    if any(len(x.dims) > 1 for x in t.pieces):
-        return "transposed" if any(x.run == 1 for x in t.pieces) else "rows moved"
-    sources = {x.source for x in t.pieces}
-    if len(sources) > 1:
-        return f"joined from {len(sources)}"
-    whole = next((b for b in p.source.bound if b.key == t.pieces[0].source), None) if t.pieces else None
-    return "cut out" if whole and len(whole.parts) > 1 and len(t.parts) < len(whole.parts) else "copied"
