@@ -168,6 +168,34 @@ def test_a20_ema_is_the_default_and_said(tmp_path: Path) -> None:
     assert "relative distance" in listed.out
 
 
+@pytest.mark.parametrize(("option", "seed"), [(("--weights", "ema"), 2), (("--weights", "raw"), 1), ((), 2)])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda raw, ema: {"params": raw, "params_ema": ema},
+        lambda raw, ema: {"state_dict": raw, "swa_state_dict": ema},
+        lambda raw, ema: {"model": raw, "ema": {"module": ema, "updates": torch.tensor(5), "decay": 0.99}},
+        lambda raw, ema: {"model": raw, "averaged_model": {"n_averaged": torch.tensor(3), **prefixed(ema, "module.")}},
+        lambda raw, ema: {"state_dict": {**prefixed(raw, "net."), **prefixed(ema, "net_ema.")}},
+        lambda raw, ema: {**prefixed(raw, "model."), **prefixed(ema, "ema.")},
+    ],
+    ids=["BasicSR", "swa", "nested", "torch's AveragedModel", "flat with a suffix", "flat"],
+)
+def test_a20_raw_or_averaged_by_choice(wrap, option: tuple[str, ...], seed: int, tmp_path: Path) -> None:
+    source = save(tmp_path / "s.pth", wrap(rand_t(1), rand_t(2)))
+    answer, written = to_timm(source, *option)
+    assert answer.code == 0, answer.text
+    assert equal(written, rand_t(seed))
+
+
+def test_byol_takes_the_online_network(tmp_path: Path) -> None:
+    state = prefixed(rand_t(1), "online_network.encoder.") | prefixed(rand_t(2), "target_network.encoder.")
+    answer, written = to_timm(save(tmp_path / "s.pth", {"state_dict": state}))
+    assert answer.code == 0, answer.text
+    assert equal(written, rand_t(1))
+    assert "online network" in answer.out
+
+
 def test_a20_only_averaged_weights(tmp_path: Path) -> None:
     answer, written = to_timm(save(tmp_path / "s.pth", {"state_dict_ema": rand_t(2)}))
     assert answer.code == 0, answer.text

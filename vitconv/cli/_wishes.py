@@ -27,7 +27,14 @@ def source_options(function: F) -> F:
                 " dialect (wrapper=trunk; from.NAME=... for the source).",
             ),
             click.option("--axis", "axes", multiple=True, metavar="NAME=SIZE", help="State an axis size, as h=12."),
-            click.option("--branch", metavar="NAME", help="Which set of weights, when the file holds several."),
+            click.option(
+                "--branch",
+                "--weights",
+                "--subtree",
+                "branch",
+                metavar="NAME",
+                help="Which set of weights, when the file holds several: its name, or ema or raw.",
+            ),
             click.option(
                 "--config",
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -17,6 +17,7 @@ from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
+from vitconv.io.wrappers import is_averaged
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
@@ -197,6 +198,8 @@ def _chosen(found: list[Branch], name: str | None) -> Branch:
     if name is None:
         return found[0]
     hits = [b for b in found if b.name == name] or [b for b in found if name in b.name.split(".")]
+    if not hits and name in ("ema", "raw"):
+        hits = [b for b in found if is_averaged(b.name) == (name == "ema")]
     if len(hits) != 1:
         raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(shown(b.name) for b in found)}")
     return hits[0]

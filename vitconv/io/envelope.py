@@ -92,6 +92,8 @@ def branches(ckpt: Readable) -> list[Branch]:
     for container, keys in containers.items():
         found.extend(_take_apart(ckpt, container, (), keys, remarks))
     found = [branch for branch in found if branch.tensors]
+    # Counters and settings kept as tensors beside a set of weights are none.
+    found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
     found.sort(key=lambda branch: (_only_numbers(branch), rank(branch.name), -_size(branch)))
     if len(found) > 1:
         first = found[0]

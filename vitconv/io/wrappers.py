@@ -14,19 +14,20 @@ COUNTERS = frozenset(("n_averaged", "initted", "step", "num_updates", "decay"))
 # First parts of a key that name one of several copies in a flat file. The second set counts only beside the first.
 _COPIES = {
     "teacher", "student", "ema_model", "online_model", "base_encoder", "momentum_encoder", "target_encoder",
-    "encoder_q", "encoder_k", "model_ema", "ema_student", "ema_teacher",
+    "encoder_q", "encoder_k", "model_ema", "ema_student", "ema_teacher", "ema", "online_network", "target_network",
 }  # fmt: skip
-_BESIDE = {"encoder": {"target_encoder"}, "model": {"model_ema", "ema_model"}}
+_BESIDE = {"encoder": {"target_encoder"}, "model": {"model_ema", "ema_model", "ema"}}
 
-_EMA = re.compile(r"(^|[._])ema($|[._])")
+_EMA = re.compile(r"(^|[._])(ema|swa|averaged)($|[._])")
 _REASONS = (
     (re.compile(r"(^|\.)teacher($|\.)"), "the teacher, the weights that self-supervised methods publish"),
     (re.compile(r"(^|\.)target_encoder($|\.)"), "the target encoder, which I-JEPA evaluates"),
     (re.compile(r"(^|\.)(base_encoder|encoder_q)($|\.)"), "the base encoder, which MoCo evaluates"),
+    (re.compile(r"(^|\.)online_network($|\.)"), "the online network, which BYOL evaluates"),
     (_EMA, "the averaged (EMA) weights, as timm prefers them"),
 )
 _LATER = re.compile(
-    r"(^|\.)(student|online_model|momentum_encoder|encoder_k|predictor|projector|decoder|discriminator|rest"
+    r"(^|\.)(student|online_model|target_network|momentum_encoder|encoder_k|predictor|projector|decoder|discriminator|rest"
     r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params|current_model_state)($|\.)"
 )
 
@@ -34,7 +35,13 @@ _LATER = re.compile(
 def split_names(first_parts: set[str]) -> set[str]:
     """Return those first parts of keys that name copies of a network, to be taken apart."""
     copies = first_parts & _COPIES
+    copies |= {part for name in first_parts for part in (name, f"{name}_ema") if f"{name}_ema" in first_parts}
     return copies | {name for name, beside in _BESIDE.items() if name in first_parts and copies & beside}
+
+
+def is_averaged(name: str) -> bool:
+    """Say whether a branch's name says that its weights are averages of those that were trained."""
+    return bool(_EMA.search(name))
 
 
 def rank(name: str) -> int:
