@@ -261,4 +261,3 @@ def _said(
     if whole:
         text += f"; taken from the adapter whole: {', '.join(collapse(whole))}"
     return text
-

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.place import where
-from vitconv.conversion.prove import check_equal
+from vitconv.conversion.prove import check_equal, derived_lines
 from vitconv.conversion.stream import Sources, outputs
 from vitconv.errors import LayoutError, Refused, UsageError
 from vitconv.io.atomic import check_space, explain, replacing, sync_folder
@@ -49,12 +49,13 @@ def write_spread(
     p, order, sources = prepared.plan, prepared.order, prepared.sources
     folder = together(lambda: _folder(dst, several=ranks is not None, optimizer=order.optimizer, form=order.form))
     outs = named(outputs(p, sources), prepared)
-    mine = [outs[j] for j in ranks.share([o.nbytes for o in outs])] if ranks else outs
-    own = _only(p, {p.targets[j].key for j, o in enumerate(outs) if o in mine})
+    part = ranks.share([o.nbytes for o in outs]) if ranks else list(range(len(outs)))
+    mine, own = [outs[j] for j in part], _only(p, {p.targets[j].key for j in part})
     swept = sweep_line(folder.parent) if first else []
     together(lambda: check_space(folder.parent, prepared.nbytes) if first else None)
     together(lambda: check_equal(p, sources) if first else None)
     said = together(lambda: check_values(own, sources))
+    said += together(lambda: derived_lines(p, sources) if first else [])
     said += together(lambda: _check_lost(sources, ranks, allowed=order.allow_zeros))
     beside = configs_for(p, prepared.source.extra)
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
