@@ -36,8 +36,6 @@ STAGES = stages.Names(
     norm="norm",
     head="head",
 )
-# What runs the kernels of the reference.
-KERNELS = ("auto", "torch", "triton", "compile")
 
 
 def accepts(module: nn.Module) -> bool:
@@ -54,20 +52,12 @@ def make(spec: Spec) -> nn.Module:
     """
     if spec.shapes is None:
         raise UsageError("the reference is built from the canonical shapes of a checkpoint; give it one")
-    kernels = _kernels(spec)
     if any(name.startswith("stages.") for name in spec.shapes):
         from vitconv.vit.stages.config import config_of_stages
         from vitconv.vit.stages.model import StageViT
 
-        return StageViT(config_of_stages(spec.shapes, spec.facts, kernels)).eval()
+        return StageViT(config_of_stages(spec.shapes, spec.facts)).eval()
     return ViT(config_from_shapes(spec.shapes, spec.facts)).eval()
-
-
-def _kernels(spec: Spec) -> str:
-    asked = str(spec.options.get("kernels", "auto"))
-    if asked not in KERNELS:
-        raise UsageError(f"kernels={asked}: expected one of {', '.join(KERNELS)}")
-    return asked
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
@@ -116,7 +106,7 @@ HOST = Host(
     name="reference",
     title="the reference ViT",
     dialects=("canonical", "canonical-stages"),
-    options={"kernels": "auto, torch, triton or compile: what computes focused linear attention"},
+    options={},
     make=make,
     describe=describe,
     accepts=accepts,

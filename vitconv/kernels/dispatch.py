@@ -3,7 +3,7 @@
 The decision is a function of what is passed in: no state is kept between calls, so one odd input does not
 change the next call. `auto` falls back to the reference; `triton` insists, and is refused with the reason;
 `torch` never asks. With TRITON_INTERPRET=1 set before triton is first imported, `triton` also runs on CPU
-tensors, slowly, for tests.
+tensors, slowly, for tests; `prefer` is `auto` that takes the interpreter too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from vitconv.errors import Refused, UsageError
 
-Backend = Literal["auto", "torch", "triton"]
+Backend = Literal["auto", "torch", "triton", "prefer"]
 CAPABILITY = (8, 0)
 
 
@@ -110,7 +110,7 @@ def choose(request: Request, backend: str = "auto", offers: Machine | None = Non
         return Choice(request.kernel, "torch", "; ".join(obstacles))
     if backend == "auto" and request.device == "cpu":
         return Choice(request.kernel, "torch", "the tensors are on the CPU; the interpreter runs only when asked for")
-    return Choice(request.kernel, "triton", "asked for" if backend == "triton" else "supported")
+    return Choice(request.kernel, "triton", "supported" if backend == "auto" else "asked for")
 
 
 def together(*objections: str | None) -> tuple[str, ...]:

@@ -5,8 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitconv.kernels.focused.module import Form
+from vitconv.layout.semantics import Semantics
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.norm import Norm
+
+
+class FocusedAttention(nn.Module):
+    """Attend by focused linear attention (Han et al., FLatten Transformer, 2023), in the formulation of the facts.
+
+    The tensors of a plain ViT have no scale, no position table and no depthwise filter of their own: the scale is
+    that of FLatten's initialisation, zero before softplus, and the others are absent. All tokens are keys.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        d, a = config.width, config.attention_width
+        self.heads, self.causal = config.heads, False
+        # What softmax attention would scale its logits by; nothing here does.
+        self.scale = config.head_width**-0.5
+        self.q_norm = self.k_norm = self.norm = nn.Identity()
+        self.form = form_of(config.facts)
+        self.q = nn.Linear(d, a, bias=config.q_bias)
+        self.k = nn.Linear(d, a, bias=config.k_bias)
+        self.v = nn.Linear(d, a, bias=config.v_bias)
+        self.out = nn.Linear(a, d, bias=config.out_bias)
+
+    def forward(self, queries: Tensor, others: Tensor) -> Tensor:
+        """Attend from `queries`: [b t d] to `others`: [b t d], float; the result is [b t d]."""
+        q, k, v = self.q(queries), self.k(others), self.v(others)
+        scale = q.new_zeros(1, 1, q.shape[-1])
+        return self.out(self.form.attend(q, k, v, scale, None, self.heads, torch.zeros_like(q)))
+
+
+def form_of(facts: Semantics) -> Form:
+    """Return the formulation that the facts name: `attention=focused-NAME`, its power, its eps."""
+    variant = (facts.attention or "").removeprefix("focused-")
+    return Form(variant, facts.focusing_factor or 3, facts.focused_eps, facts.focused_eps_mode)
 
 
 class Attention(nn.Module):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitconv.vit.attention import Attention
+from vitconv.layout.semantics import FOCUSED
+from vitconv.vit.attention import Attention, FocusedAttention
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.mlp import Mlp
 from vitconv.vit.norm import Norm
@@ -33,7 +34,8 @@ class Block(nn.Module):
         self.raw_kv = facts.kv_normalised is False
         kind, eps = facts.norm_kind or "layernorm", facts.norm_eps or 0.0
         self.norm1 = Norm(d, eps, kind, config.norm_bias)
-        self.attn = Attention(config)
+        focused = facts.attention in FOCUSED
+        self.attn: nn.Module = FocusedAttention(config) if focused else Attention(config)
         self.ls1 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
         self.norm2 = Norm(d, eps, kind, config.norm_bias)
         self.mlp = Mlp(config)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from vitconv.errors import Refused
-from vitconv.layout.semantics import Semantics
+from vitconv.layout.semantics import FOCUSED, Semantics
 from vitconv.vit.shapes import Shapes, compare, expected_shapes, read_sizes
 
 
@@ -119,12 +119,13 @@ _NEEDED = {
     "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
     "pooling": "what is pooled ahead of the head",
     "position": "how positions enter, since there is no position table",
+    "focusing_factor": "the power of focused linear attention",
 }
 _EXAMPLE = {
     "heads": "12", "norm_placement": "pre", "residual_alpha": "2.2134", "norm_kind": "layernorm",
     "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
     "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
-    "position": "none",
+    "position": "none", "focusing_factor": "3",
 }  # fmt: skip
 
 
@@ -171,6 +172,7 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
         "position": config.positions == 0 and config.channels > 0,
+        "focusing_factor": facts.attention in FOCUSED,
     }
     return [name for name in _NEEDED if needed.get(name, True) and getattr(facts, name) is None]
 
@@ -188,8 +190,10 @@ def _check_computable(config: ViTConfig) -> None:
         wrong.append(f"heads={config.heads} does not divide the attention width {config.attention_width}")
     if config.qk_norm and config.heads * config.head_width != config.attention_width:
         wrong.append(f"heads={config.heads} does not fit the query norm")
-    if facts.attention not in ("softmax", "causal"):
-        wrong.append(f"attention={facts.attention}: the reference computes softmax and causal")
+    if facts.attention not in ("softmax", "causal", *FOCUSED) or facts.attention == "focused-linear":
+        wrong.append(f"attention={facts.attention}: the reference computes softmax, causal and the named focused ones")
+    if facts.attention in FOCUSED and (config.qk_norm or config.attn_norm):
+        wrong.append(f"attention={facts.attention} has no norms of queries, keys or heads")
     if facts.position in ("rope", "relative"):
         wrong.append(f"position={facts.position}: the reference adds a table, or nothing")
     if facts.pooling == "map":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -75,6 +77,15 @@ class Built:
         return self.run(self.module, images)
 
 
+_BLOCK = re.compile(r"(stages\.\d+\.)?blocks\.\d+")
+KERNELS_OPTION = "auto, torch, triton (our LayerNorm and focused attention) or compile (torch.compile of the blocks)"
+
+
+def _own(spec: Spec) -> Spec:
+    """Return the spec without the option that is every host's."""
+    return dataclasses.replace(spec, options={k: v for k, v in spec.options.items() if k != "kernels"})
+
+
 @dataclass(frozen=True)
 class Host:
     """One host.
@@ -98,6 +109,30 @@ class Host:
     describe: Callable[[nn.Module, Spec], Built]
     accepts: Callable[[nn.Module], bool]
     library: str | None = None
+
+    def __post_init__(self) -> None:
+        """Give every host the option `kernels`, which is no argument of its library."""
+        make, describe = self.make, self.describe
+
+        def made(spec: Spec) -> nn.Module:
+            from vitconv.hosts.base.kernels import check_kernels
+
+            check_kernels(spec.options)
+            return make(_own(spec))
+
+        def described(module: nn.Module, spec: Spec) -> Built:
+            built = describe(module, _own(spec))
+            if "kernels" not in spec.options:
+                return built
+            from vitconv.hosts.base.kernels import check_kernels, put_kernels
+
+            blocks = {name: tap.module for name, tap in built.taps.items() if _BLOCK.fullmatch(name)}
+            notes = put_kernels(module, blocks, check_kernels(spec.options))
+            return dataclasses.replace(built, notes=(*built.notes, *notes))
+
+        object.__setattr__(self, "make", made)
+        object.__setattr__(self, "describe", described)
+        object.__setattr__(self, "options", {**self.options, "kernels": KERNELS_OPTION})
 
     def why_not(self) -> str | None:
         """Return why this host cannot be used here, or None."""

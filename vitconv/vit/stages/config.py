@@ -20,7 +20,6 @@ class StagesConfig:
 
     shapes: Mapping[str, Shape]
     facts: Semantics
-    kernels: str = "auto"
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -123,7 +122,7 @@ _NEEDED = {
 }
 
 
-def config_of_stages(shapes: Mapping[str, Shape], facts: Semantics, kernels: str = "auto") -> StagesConfig:
+def config_of_stages(shapes: Mapping[str, Shape], facts: Semantics) -> StagesConfig:
     """Return the configuration of canonical names and shapes, and the facts.
 
     Raises:
@@ -132,7 +131,7 @@ def config_of_stages(shapes: Mapping[str, Shape], facts: Semantics, kernels: str
     foreign = sorted({stage_template_of(n) for n in shapes} - set(SCHEMA))
     if foreign:
         raise Refused(f"not tensors of a stage-wise network: {', '.join(foreign)}")
-    config = StagesConfig(dict(shapes), facts, kernels)
+    config = StagesConfig(dict(shapes), facts)
     known = facts.known()
     lacking = [f"--set {name}={value}" for name, value in _NEEDED.items() if name not in known]
     blocks = [(s, i) for s, depth in enumerate(config.depths) for i in range(depth)]

@@ -11,17 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitconv.kernels.focused.module import Form, from_stripes, mix, to_stripes
-from vitconv.layout.semantics import Semantics
+from vitconv.vit.attention import form_of
 from vitconv.vit.stages.attention import Grid, Projections, Reduction
 from vitconv.vit.stages.config import StagesConfig
-
-
-def form_of(facts: Semantics, kernels: str = "auto") -> Form:
-    """Return the formulation that the facts name: `attention=focused-NAME`, its power, its eps."""
-    variant = (facts.attention or "").removeprefix("focused-")
-    backend = {"compile": "torch"}.get(kernels, kernels)
-    mode = facts.focused_eps_mode
-    return Form(variant, facts.focusing_factor or 3, facts.focused_eps, mode, backend)
 
 
 class Focus(nn.Module):
@@ -50,7 +42,7 @@ class FocusedWindowAttention(Projections):
         super().__init__(config, s, i)
         _adopt(self, Focus(config, f"stages.{s}.blocks.{i}.attn."))
         self.window = config.window(s, i)
-        self.form = form_of(config.facts, config.kernels)
+        self.form = form_of(config.facts)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Mix the tokens of x: [windows t d]."""
@@ -65,7 +57,7 @@ class FocusedReducedAttention(Projections):
         super().__init__(config, s, i)
         _adopt(self, Focus(config, f"stages.{s}.blocks.{i}.attn."))
         self.reduce = Reduction(config, s, i, self)
-        self.form = form_of(config.facts, config.kernels)
+        self.form = form_of(config.facts)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Mix the tokens of x: [b t d] on a grid."""
@@ -89,7 +81,7 @@ class StripedAttention(Projections):
         at = f"stages.{s}.blocks.{i}.attn."
         self.branches = 2 if f"{at}b1.lepe.weight" in config.shapes else 1
         self.focused = config.focused(s, i)
-        self.form = form_of(config.facts, config.kernels) if self.focused else None
+        self.form = form_of(config.facts) if self.focused else None
         self.split_size = None if self.focused or self.branches == 1 else config.window(s, i)
         for j in range(self.branches):
             branch = Focus(config, f"{at}b{j}.") if self.focused else nn.Module()
