@@ -28,7 +28,27 @@ def test_values_whose_squares_overflow_are_finite():
     a = torch.tensor([1e200, -3e200, 2.0], dtype=torch.float64)
     found = gap_of(a, a * 2)
     assert found.finite_a and found.finite_b
-    assert not found.rel_rms <= 1
+    assert found.rel_rms == pytest.approx(1.0)
+
+
+def test_a_size_whose_square_overflows_does_not_make_a_difference_small():
+    # The error's square is a number, that of the size is not: their ratio would be zero.
+    a = torch.tensor([2e154, 1e150], dtype=torch.float64)
+    b = torch.tensor([2.1e154, 1e150], dtype=torch.float64)
+    found = gap_of(a, b)
+    assert found.rel_rms == pytest.approx(0.05)
+
+
+def test_figures_do_not_depend_on_how_many_are_looked_at_together(monkeypatch):
+    from vitconv.parity import compare
+
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(1001, generator=g).double(), torch.randn(1001, generator=g).double()
+    whole = gap_of(a, b)
+    monkeypatch.setattr(compare, "_AT_ONCE", 64)
+    parts = gap_of(a, b)
+    for name in ("rel_rms", "max_abs", "max_rel", "min_tolerance", "bias", "cosine", "error"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -57,6 +57,10 @@ class Bridge:
         """Return copies of the canonical tensors: {canonical name: tensor} from {key: tensor}."""
         return {name: self._view(tensors, name).clone() for name in self.network.cells}
 
+    def views(self, tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Return some canonical tensors as views of the network's own, without gradients: not to be changed."""
+        return {name: self._view(tensors, name) for name in names}
+
     def write(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         """Copy canonical weights into the network's own tensors, casting to their dtypes.
 
@@ -99,10 +103,11 @@ class Bridge:
                 + "\nchange them by name with --edit, such as --edit drop:NAME or --edit fill:NAME=0"
             )
 
-    def gradients(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gradients(self, tensors: Mapping[str, Tensor], *, copies: bool = True) -> dict[str, Tensor]:
         """Return {canonical name: gradient} of {key: parameter}, zero where there is none.
 
-        Of names that are one tensor, the first has the gradient of that tensor and the others are left out.
+        Without `copies` they are views of the parameters' own. Of names that are one tensor, the first has the gradient
+        of that tensor and the others are left out.
         """
         of: dict[str, Tensor] = {}
         for key, tensor in tensors.items():
@@ -113,7 +118,8 @@ class Bridge:
             if tensors[copy].data_ptr() != tensors[original].data_ptr():
                 of[original] = of[original] + of[copy]
         others = {name for group in self.ties for name in group[1:]}
-        return {name: self._view(of, name).clone() for name in self.network.cells if name not in others}
+        found = self.views(of, (name for name in self.network.cells if name not in others))
+        return {name: g.clone() for name, g in found.items()} if copies else found
 
     def _view(self, tensors: Mapping[str, Tensor], name: str) -> Tensor:
         cell = self.network.cells[name]

@@ -132,14 +132,15 @@ def _values(t: Trace, kind: str) -> Mapping[str, Tensor]:
 def _kind(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[Gap]:
     names = [n for n in a if n in b]
     # The largest of the kind sets the floor; a value that is not finite sets none. The input is not a parameter.
-    sizes = {n: _rms(a[n]) for n in names if n != "input"}
-    largest = max((s for s in sizes.values() if math.isfinite(s)), default=0.0)
+    norms = {n: _norm(a[n].double()) for n in names}
+    sizes = [norm / a[n].numel() ** 0.5 for n, norm in norms.items() if n != "input" and a[n].numel()]
+    largest = max((s for s in sizes if math.isfinite(s)), default=0.0)
     for name in names:
         if a[name].shape != b[name].shape:
             yield _unlike(name, kind, a[name], b[name])
             continue
         floor = 0.0 if name == "input" else SCALE_FLOOR * largest
-        yield _gap(name, kind, a[name], b[name], floor)
+        yield _gap(name, kind, a[name], b[name], floor, norms[name])
 
 
 def _unlike(name: str, kind: str, a: Tensor, b: Tensor) -> Gap:
@@ -156,7 +157,11 @@ def _rms(x: Tensor) -> float:
 
 
 def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x))
+    norm = float(torch.linalg.vector_norm(x))
+    if norm == math.inf and math.isfinite(largest := float(x.abs().max())):
+        # The squares overflowed: as infinite, the size would make any difference small.
+        return largest * float(torch.linalg.vector_norm(x / largest))
+    return norm
 
 
 def _finite(x: Tensor, norm: float) -> bool:
@@ -164,10 +169,10 @@ def _finite(x: Tensor, norm: float) -> bool:
     return math.isfinite(norm) or bool(x.isfinite().all())
 
 
-def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap:
+def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float, size: float) -> Gap:
     a, b = left.detach().double().cpu().flatten(), right.detach().double().cpu().flatten()
     n = a.numel()
-    size, other = _norm(a), _norm(b)
+    other = _norm(b)
     finite_a, finite_b = _finite(a, size), _finite(b, other)
     constant_a, constant_b = _constant(a), _constant(b)
     if not (finite_a and finite_b):
@@ -182,13 +187,8 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap
             name, kind, 0.0, 0.0, 0.0, 1.0, size / n**0.5 if n else 0.0, 0.0,
             True, True, constant_a, constant_b, 0.0, 0.0, size, floor * n**0.5, n,
         )  # fmt: skip
-    # In place where it can be: at these sizes fresh memory costs more than the arithmetic.
-    d = b - a
-    mean = float(d.mean())
-    error, max_abs = _norm(d.abs_()), float(d.max())
-    magnitude = a.abs().clamp_min_(torch.finfo(torch.float64).tiny)
-    max_rel = float((d / magnitude).max())
-    min_tolerance = float(d.div_(magnitude.add_(1)).max())
+    f = _figures(a, b)
+    error, max_abs, max_rel, min_tolerance = f.error, f.max_abs, f.max_rel, f.min_tolerance
     against = max(size, floor * n**0.5)
     return Gap(
         name=name,
@@ -196,19 +196,55 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float) -> Gap
         rel_rms=error / against if against else (0.0 if error == 0 else math.inf),
         max_abs=max_abs,
         max_rel=max_rel,
-        cosine=1.0 if size == other == 0 else float(a @ b) / (size * other) if size and other else 0.0,
+        cosine=1.0 if size == other == 0 else f.cosine(size, other),
         scale=size / n**0.5,
         min_tolerance=min_tolerance,
         finite_a=True,
         finite_b=True,
         constant_a=constant_a,
         constant_b=constant_b,
-        bias=mean / (against / n**0.5) if against else 0.0,
+        bias=f.total / n / (against / n**0.5) if against else 0.0,
         error=error,
         size=size,
         floor=floor * n**0.5,
         numel=n,
     )
+
+
+@dataclass
+class _Figures:
+    """What is summed up over a and b, some elements at a time."""
+
+    error: float = 0.0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    min_tolerance: float = 0.0
+    total: float = 0.0
+    dot: float = 0.0
+
+    def cosine(self, size: float, other: float) -> float:
+        """Return the cosine of the angle, from both norms; 1 when both are zero."""
+        if size == other == 0:
+            return 1.0
+        return self.dot / size / other if size and other else 0.0
+
+
+# Elements that are looked at together: what is made of them stays in the processor's cache.
+_AT_ONCE = 1 << 15
+
+
+def _figures(a: Tensor, b: Tensor) -> _Figures:
+    out, tiny = _Figures(), torch.finfo(torch.float64).tiny
+    for x, y in zip(a.split(_AT_ONCE), b.split(_AT_ONCE), strict=True):
+        d = y - x
+        out.total += float(d.sum())
+        out.error = math.hypot(out.error, _norm(d.abs_()))
+        out.max_abs = max(out.max_abs, float(d.max()))
+        magnitude = x.abs().clamp_min_(tiny)
+        out.max_rel = max(out.max_rel, float((d / magnitude).max()))
+        out.min_tolerance = max(out.min_tolerance, float(d.div_(magnitude.add_(1)).max()))
+        out.dot += float(x @ y)
+    return out
 
 
 def _constant(x: Tensor) -> bool:

@@ -47,7 +47,7 @@ def probe_weights(
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ (seed * 0x9E3779B1 & 0xFFFFFFFF))
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(shape, generator=generator, dtype=torch.float32).double()
     role = role_of(name)
     if role == "norm.weight":
         # The gain of a query or key norm is the deviation of the queries or keys.

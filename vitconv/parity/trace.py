@@ -167,7 +167,8 @@ def _grads(
 ) -> dict[str, Tensor]:
     state = state_of(built.module)
     known = bridge or bridge_of(state, built.dialects, built.facts)
-    grads = known.gradients(state)
+    # Views will do: the network forgets its gradients ahead of every run, and does not write over them.
+    grads = known.gradients(state, copies=False)
     if edits is not None:
         grads = edits[0].gradients(edits[1], grads)
     return grads if x.grad is None else {**grads, INPUT: x.grad.detach()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitconv.layout.match import collapse
+from vitconv.parity.bridge import state_of
 from vitconv.parity.capability import finest, scale_of
 from vitconv.parity.compare import gaps
 from vitconv.parity.nondeterminism import watching
@@ -176,8 +177,13 @@ def _felt(pair: Pair, side: Side, inputs: str, t: Trace, names: list[str]) -> li
         tied = {group[0]: group for group in side.bridge.ties}
         for first, group in tied.items():
             weights |= dict.fromkeys(group, weights[first])
-        built = module_of(side, dtype=precision_of(t.precision).dtype, device=pair.device, weights=weights)
-        changed = pair.run(side, inputs, t.precision, PROBE, backward=False, built=built)
+        built = pair.network(side, t.precision, PROBE)
+        state = state_of(built.module)
+        side.bridge.write(weights, state)
+        try:
+            changed = pair.run(side, inputs, t.precision, PROBE, backward=False, built=built)
+        finally:
+            side.bridge.write(pair.weights(side, PROBE), state)
         return _relative(changed.output, t.output) > _near(t)
 
     if not moved(names):
