@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp_kit import save_pieces
 
-from vitconv.errors import Ambiguous, BadFile, UsageError
+from vitconv.errors import Ambiguous, BadFile, UsageError, VitconvError
 from vitconv.io.dcp import open_dcp
 from vitconv.io.envelope import branches
 from vitconv.io.source import open_checkpoint
@@ -250,3 +250,37 @@ def test_the_folder_above_as_accelerate_leaves_it(tmp_path: Path, tensors: dict[
     save_pieces(tmp_path / "pytorch_model_fsdp_1", {"model.w": tensors["model.rows"]}, {}, 1)
     with pytest.raises(UsageError, match="holds no checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def test_damage_anywhere_is_one_clear_error(folder: Path, tmp_path: Path) -> None:
+    """Random bytes in the catalogue or a shard: it is refused, or what is read was not touched; never anything else."""
+    import random
+
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rng = random.Random(4)
+    outcomes = set()
+    for _ in range(150):
+        name = rng.choice([".metadata", ".metadata", "__0_0.distcp"])
+        data = bytearray(whole[name])
+        if rng.random() < 0.2:
+            del data[rng.randrange(len(data)) :]
+        for _ in range(rng.choice([1, 2, 20])):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        (folder / name).write_bytes(data)
+        try:
+            read_all(folder)
+            outcomes.add("read")
+        except VitconvError:
+            outcomes.add("refused")
+        (folder / name).write_bytes(whole[name])
+    assert outcomes == {"read", "refused"}
+
+
+def test_pieces_that_claim_more_than_they_store(folder: Path) -> None:
+    def grow(m: Any) -> None:
+        entry = m.state_dict_metadata["model.whole"]
+        entry.size = entry.chunks[0].sizes = torch.Size([3_000_000_000, 3])
+
+    changed(folder, grow)
+    with pytest.raises(BadFile, match="fewer bytes than it has"):
+        open_checkpoint(folder)

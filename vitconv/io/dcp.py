@@ -178,7 +178,10 @@ def _without_lost(folder: Path, catalogue: Catalogue) -> list[str]:
     for why, keys in catalogue.faults.items():
         for key in keys:
             faults.setdefault(why, []).append(key)
+    total = sum(have.values())
     for name, entry in list(catalogue.tensors.items()):
+        if prod(entry.shape) * ITEMSIZE[entry.dtype] > total:
+            raise BadFile(f"{folder}: {some([name])} would take more room than all files have; it is damaged")
         why = next(filter(None, (_lost(piece, have) for piece in entry.pieces)), "")
         if not why:
             continue

@@ -16,9 +16,11 @@ from vitconv.errors import BadFile
 from vitconv.io.allowed import check
 from vitconv.io.contents import some
 from vitconv.io.records import Mapping, Record
+from vitconv.io.tensor import ITEMSIZE
 from vitconv.io.torch_tensors import UnreadableError, sizes, torch_dtype
 from vitconv.io.unpickle import unpickle
 
+_MAX_BLOCKS = 4096
 _OURS = ("torch.distributed.checkpoint.", "torch.serialization._get_layout", "pathlib.")
 # Parts of a training state that stand for the whole when no nesting is recorded.
 _CONTAINERS = frozenset(
@@ -71,7 +73,10 @@ def read_catalogue(raw: bytes, where: str) -> Catalogue:
     if not isinstance(described, Mapping) or not isinstance(places, Mapping):
         raise BadFile(f"{where}: this is no catalogue of a distributed checkpoint of torch; it is damaged")
     found = Catalogue(foreign=foreign)
-    stored = _places(places, where)
+    try:
+        stored = _places(places, where)
+    except UnreadableError as error:
+        raise BadFile(f"{where}: the catalogue says no place for one of its tensors; it is damaged") from error
     nested = _nesting(root.get("planner_data"))
     for name, value in described.pairs:
         if not isinstance(name, str) or not isinstance(value, Record):
@@ -110,6 +115,8 @@ def _entry(name: str, path: tuple[str, ...], said: Mapping, stored: dict[tuple[s
         if place is None:
             lost += 1
             continue
+        if place.nbytes < prod(extent) * ITEMSIZE[dtype]:
+            raise BadFile("a piece is stored in fewer bytes than it has")
         pieces.append(Piece(offsets, extent, place.file, place.at, place.nbytes))
     if lost:
         raise BadFile(f"{lost} of {len(chunks)} pieces were never stored")
@@ -133,6 +140,8 @@ def _covers(shape: tuple[int, ...], pieces: list[Piece]) -> bool:
     # Of boxes of the right volume together, none overlaps exactly when none is left open.
     along = [i for i in range(len(shape)) if any(p.sizes[i] != shape[i] for p in pieces)]
     if len(along) > 1:
+        if len(pieces) > _MAX_BLOCKS:
+            raise BadFile(f"cut into {len(pieces)} blocks along {len(along)} axes, more than any such is")
         return all(not _meet(a, b) for i, a in enumerate(pieces) for b in pieces[i + 1 :])
     return not along or all(a.offsets[along[0]] + a.sizes[along[0]] <= b.offsets[along[0]] for a, b in pairwise(pieces))
 
