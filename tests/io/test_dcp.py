@@ -284,3 +284,15 @@ def test_pieces_that_claim_more_than_they_store(folder: Path) -> None:
     changed(folder, grow)
     with pytest.raises(BadFile, match="fewer bytes than it has"):
         open_checkpoint(folder)
+
+
+def test_pieces_in_safetensors_are_not_taken_for_tensors(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    writer = HuggingFaceStorageWriter(path=str(tmp_path), save_distributed=True)
+    dcp.save({"w.weight": torch.ones(4, 4)}, storage_writer=writer, no_dist=True)
+    (file,) = tmp_path.glob("*.safetensors")
+    with pytest.raises(BadFile, match="join the files of all ranks first"):
+        open_checkpoint(file)
+    with pytest.raises(BadFile):
+        open_checkpoint(tmp_path)

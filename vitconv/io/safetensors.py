@@ -16,6 +16,8 @@ from vitconv.io.header import MAX_HEADER
 from vitconv.io.tensor import ITEMSIZE, Blob, Stored
 
 _MAX_ELEMENTS = 1 << 60
+# torch/distributed/checkpoint/_hf_utils.py: where each tensor of this file begins in the whole one.
+_SHARDING = "DCP_SHARDING_INFO"
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # The shortest entry of a header takes more than this many bytes.
 _SHORTEST_ENTRY = 45
@@ -40,6 +42,11 @@ def read(file: File) -> Contents:
     raw = file.read(8, length)
     entries = _parse(file, raw)
     metadata = _metadata(file, entries.pop("__metadata__", None))
+    if _SHARDING in metadata:
+        raise BadFile(
+            f"{file.path}: one rank's pieces of a distributed checkpoint, no whole tensors; join the files of all ranks"
+            " first (torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)"
+        )
     return Contents("safetensors", _tensors(file, entries, 8 + length), metadata, header=raw)
 
 
