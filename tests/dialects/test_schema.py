@@ -38,7 +38,11 @@ def faults(v: Variant) -> list[str]:
                 out.append(f"{name} is no canonical tensor")
                 continue
             # d2 is a second width: that of a dense layer between the pooled token and the head
-            here = [x.rstrip("2") for x in atoms(part.axes)]
+            # a, the attention width, may be seen as h heads of width e, and n, the grid, as rows and columns
+            seen = " ".join(atoms(part.axes)).replace("rows columns", "n").replace("h e", "a")
+            if name.startswith("pool."):
+                seen = seen.replace("a", "u")
+            here = [x.rstrip("2") for x in seen.split()]
             there = [x.rstrip("2") for x in SCHEMA[name].axes]
             if here != there:
                 out.append(f"{name} has axes {here}, the schema {there}")

@@ -255,7 +255,7 @@ def network_of(
 
 def heads(case: Case) -> dict[str, int]:
     """Return the sizes that some files do not hold: heads, and the sides of patches that are kept as rows."""
-    return {x: case.axes[x] for x in ("h", "p", "q") if x in case.axes}
+    return {x: case.axes[x] for x in ("h", "p", "q", "rows", "columns") if x in case.axes}
 
 
 def convert(

@@ -121,6 +121,8 @@ def proven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
         Refused: another head count is known.
     """
     s = match.sizes
+    if "rows" in s and facts.grid is None:
+        facts = facts.filled({"grid": (s["rows"], s["columns"])})
     a = s.get("a", 0)
     width = 4 * s["f"] if "f" in s else s.get("e", 0)
     heads = s.get("h") or (a // width if width and a % width == 0 else None)

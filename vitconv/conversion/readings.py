@@ -59,6 +59,26 @@ def without_text_tower(branch: Branch) -> Iterator[Branch]:
         )
 
 
+_FLAX = re.compile(r"^(?P<prefix>.*?)(Transformer/|embedding/)")
+
+
+def slashed(branch: Branch) -> Iterator[Branch]:
+    """Yield the branch without what stands before the names of a flax network, such as `params/img/`."""
+    prefixes = {m["prefix"] for key in branch.tensors if (m := _FLAX.match(key))}
+    for prefix in sorted(prefixes - {""}):
+        chosen = {k: t for k, t in branch.tensors.items() if k.startswith(prefix)}
+        left = [k for k in branch.tensors if k not in chosen]
+        step = Step("prefix", prefix)
+        note = f"only {prefix}* was read; left aside: {some(left)}" if left else ""
+        yield replace(
+            branch,
+            tensors={k.removeprefix(prefix): t for k, t in chosen.items()},
+            steps=(step,) if not branch.steps else (*branch.steps, step),
+            note="; ".join(x for x in (branch.note, note) if x),
+            left=(*branch.left, *left),
+        )
+
+
 def marked(special: Iterable[Dialect], keys: Collection[str]) -> Dialect | None:
     """Return the special case whose marks are all among the keys of a file, or None."""
     return next((d for d in special if d.marks and all(m in keys for m in d.marks)), None)

@@ -124,7 +124,8 @@ def plan(
 
 def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str, int] | None) -> dict[str, int]:
     facts = network.facts
-    told = {"h": facts.heads, **(given or {})} if facts.heads and _has(said, "h") else dict(given or {})
+    known = {"h": facts.heads, **dict(zip(("rows", "columns"), facts.grid or (), strict=False))}
+    told = {**{x: n for x, n in known.items() if n and _has(said, x)}, **(given or {})}
     try:
         sizes = unify_parts(said.bound, network.shapes, told)
         check_equal(target, sizes)

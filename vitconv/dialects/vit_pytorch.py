@@ -1,0 +1,87 @@
+"""vit-pytorch (lucidrains): four generations of keys, no bias on q, k, v, patches over rows, columns, channels.
+
+Source: lucidrains/vit-pytorch, vit_pytorch/vit.py, 0.40.2, 1.2.0, 1.6.9 and 1.26.14. From 1.2.0 on a norm over the
+pixels stands before the patch projection, which no other codebase has, and one after it. One head as wide as the
+network has no output projection; such a file is not carried, nor is SimpleViT.
+"""
+
+from vitconv.dialects._parts import PLAIN, why
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
+
+_B = "transformer.layers.{i}."
+_NORMED = (
+    *norm("to_patch_embedding.3", "embed.patch_norm"),
+    *rule("to_patch_embedding.1.weight: (p q c)", "embed.pixel_norm.weight: c p q"),
+    *rule("to_patch_embedding.1.bias: (p q c)", "embed.pixel_norm.bias: c p q"),
+)
+_BATCHED = (
+    *rule("cls_token: 1 1 d", "embed.cls: d"),
+    *rule("pos_embedding: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+)
+_PIXELS = "embed.pixel_norm.weight"
+
+
+def _branches(attn: str, mlp_norm: str, up: str, down: str) -> tuple[Entry, ...]:
+    return (
+        *rule(_B + attn + "to_qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+        *linear(_B + attn + "to_out.0", "blocks.{i}.attn.out", "d a"),
+        *norm(_B + mlp_norm, "blocks.{i}.norm2"),
+        *linear(_B + up, "blocks.{i}.mlp.up", "m d"),
+        *linear(_B + down, "blocks.{i}.mlp.down", "d m"),
+    )
+
+
+_OLD = _branches("0.fn.", "1.norm", "1.fn.net.0", "1.fn.net.3")
+_NEW = _branches("0.", "1.net.0", "1.net.1", "1.net.4")
+_OLD_END = (*norm("mlp_head.0", "norm"), *linear("mlp_head.1", "head", "o d"))
+_NEW_END = (*norm("transformer.norm", "norm"), *linear("mlp_head", "head", "o d"))
+
+DIALECT = Dialect(
+    name="vit-pytorch",
+    title="vit-pytorch",
+    source="lucidrains/vit-pytorch vit_pytorch/vit.py, 0.40.2 to 1.26.14",
+    library="vit_pytorch",
+    implies=PLAIN,
+    author={
+        "norm_eps": 1e-5,
+        "final_norm_eps": 1e-5,
+        "embed_norm_eps": 1e-5,
+        "activation": "gelu",
+        "pooling": "token",
+        "position": "learned",
+    },
+    entries=(
+        Choice(
+            "generation",
+            (
+                Option("0.40", (*_BATCHED, *_OLD, *_OLD_END), bind={"patch": "1"}, without=(_PIXELS,)),
+                Option("1.2", (*_BATCHED, *_OLD, *_OLD_END, *_NORMED), bind={"patch": "2"}),
+                Option("1.6", (*_BATCHED, *_NEW, *_NEW_END, *_NORMED), bind={"patch": "2"}),
+                Option(
+                    "1.26",
+                    (
+                        *rule("cls_token: 1 d", "embed.cls: d"),
+                        *rule("pos_embedding: (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+                        *_NEW,
+                        *_NEW_END,
+                        *_NORMED,
+                    ),
+                    bind={"patch": "2"},
+                ),
+            ),
+        ),
+        *rule("to_patch_embedding.{patch}.weight: d (p q c)", "embed.patch.weight: d c p q"),
+        *rule("to_patch_embedding.{patch}.bias: d", "embed.patch.bias: d", fill={"embed.patch.bias": 0.0}),
+        *norm(_B + "0.norm", "blocks.{i}.norm1"),
+    ),
+    forbids=(Forbid(r"^linear_head\.|\.to_out\.weight$", "SimpleViT makes its positions anew and has no class token"),),
+    derived={f"blocks.{{i}}.attn.{x}.bias": "zero" for x in "qkv"},
+    cannot=why("ls", "embed.norm", "pool.norm", "pool.dense", "dist", "map")
+    | {
+        r"^embed\.(reg|pos_reg)$": "register tokens",
+        r"^embed\.mask$": "a mask token",
+        r"\.mlp\.gate\.": "a gated MLP (SwiGLU)",
+        r"\.attn\.[qk]_norm\.": "norms of queries and keys",
+    },
+)
