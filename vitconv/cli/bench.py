@@ -178,3 +178,39 @@ def verify_command(
     emit(document, as_json=as_json)
     if report_path is not None:
         save(document, report_path)
+
+
+@command.command("kernels")
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
+    help="A card, or the CPU on tiny shapes, which shows that everything runs and claims nothing.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=480.0, show_default=True, help="Budget; the rest is left out."
+)
+@click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile as a peer  [default: on a card]")
+@click.option("--figures", type=click.Path(dir_okay=False, path_type=Path), help="Write the plain figures as JSON.")
+@report_option
+@json_option
+def kernels_command(
+    device: str,
+    seconds: float,
+    compiled: bool | None,
+    figures: Path | None,
+    report_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Time the Triton kernels beside eager, torch.compile and Liger, correctness first; exit 1 when one is wrong."""
+    from vitconv.bench.kernels import report, write
+    from vitconv.kernels.bench import run
+    from vitconv.report import emit, save
+
+    found = run(device, seconds=seconds, compiled=compiled)
+    document = report(found)
+    emit(document, as_json=as_json)
+    if figures is not None:
+        write(found, figures)
+    if report_path is not None:
+        save(document, report_path)
+    if not found["correct"]:
+        click.get_current_context().exit(1)
