@@ -59,6 +59,15 @@ def decay_first(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
 
 
+def head_only(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.head.parameters(), lr=1e-2)
+
+
+def without_positions(module: nn.Module) -> torch.optim.Optimizer:
+    """As MAE, whose sincos table is no trained parameter."""
+    return torch.optim.AdamW([p for n, p in module.named_parameters() if n != "pos_embed"], lr=1e-2)
+
+
 MAKERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
     adamw,
     named,
@@ -383,3 +392,29 @@ def test_a_folder_of_accelerate(tmp_path: Path) -> None:
         torch.save({"step": 3}, folder / name)
     assert call(folder, tmp_path / "o.safetensors", "--to", "hf-vit", "--optimizer") == 0
     assert len(torch.load(tmp_path / "o.optimizer.pt", weights_only=True)["state"]) == 40
+
+
+@pytest.mark.parametrize("make", [head_only, without_positions], ids=lambda m: m.__name__)
+def test_frozen_parameters_have_no_moments(tmp_path: Path, capsys, make: Callable[..., Any]) -> None:
+    first = Run(tmp_path, make)
+    out = tmp_path / "o.safetensors"
+    assert call(first.path, out, "--to", "timm", "--optimizer") == 0
+    assert "frozen" in capsys.readouterr().out
+    got = torch.load(tmp_path / "o.optimizer.pt", weights_only=True)
+    names = {id(p): n for n, p in first.module.named_parameters()}
+    want = {names[id(p)]: s for p, s in first.optimizer.state.items()}
+    assert got["state"].keys() == want.keys() == set(got["param_groups"][0]["params"])
+    assert all(torch.equal(got["state"][n][k], v) for n, held in want.items() for k, v in held.items())
+
+
+def test_a_tied_parameter_is_one(tmp_path: Path) -> None:
+    module = timm_vit().double()
+    module.blocks[1].norm1 = module.blocks[0].norm1
+    optimizer = adamw(module)
+    train(module, optimizer, data(2))
+    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pth")
+    assert call(tmp_path / "t.pth", tmp_path / "o.safetensors", "--to", "hf-vit", "--optimizer") == 0
+    got = torch.load(tmp_path / "o.optimizer.pt", weights_only=True)["state"]
+    names = [f"vit.encoder.layer.{i}.layernorm_before.weight" for i in (0, 1)]
+    want = optimizer.state[module.blocks[0].norm1.weight]["exp_avg"]
+    assert all(torch.equal(got[name]["exp_avg"], want) for name in names)

@@ -96,3 +96,18 @@ def test_gathered_weights_beside_the_pieces_are_what_is_read(tmp_path: Path) -> 
     save_file(weights(), folder / "model.safetensors")
     with open_checkpoint(folder) as ckpt:
         assert {t.key for t in ckpt.tensors} == weights().keys()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "pytorch_model"], ids=["Lightning", "accelerate"])
+def test_a_step_of_another_name(tmp_path: Path, name: str) -> None:
+    folder = make(tmp_path / "epoch=0.ckpt", STAGE2, name)
+    (folder / "global_step3").rename(folder / name)
+    with open_checkpoint(folder) as ckpt:
+        assert {t.key for t in ckpt.tensors if t.path[0] == "module"} == weights().keys()
+
+
+def test_a_file_called_latest_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("model_best.pth")
+    torch.save(weights(), tmp_path / "model_best.pth")
+    with open_checkpoint(tmp_path) as ckpt:
+        assert len(ckpt.tensors) == 4

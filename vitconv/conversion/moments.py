@@ -77,26 +77,37 @@ def _opened(path: Path) -> tuple[OptimizerState, Checkpoint]:
         raise
 
 
-def parameters_of(source: Recognised) -> list[Parameter]:
-    """Return the tensors of the source that can be parameters, in file order; constants and second names are none."""
+def parameters_of(source: Recognised) -> tuple[list[Parameter], dict[str, str]]:
+    """Return the tensors of the source that can be parameters, in file order, and {second name: first} of tied ones.
+
+    Constants and names that the layout itself repeats are none.
+    """
     from vitconv.layout.groups import place_of
 
     parts: dict[str, tuple[str, ...]] = {b.key: b.parts for b in source.match.bound}
     first = next(iter(source.stored.values()))
     home = first.path[:-1]
     bare = {t.path: key for key, t in source.stored.items()}
-    found = []
+    found: list[Parameter] = []
+    seen: dict[object, str] = {}
+    tied: dict[str, str] = {}
     for stored in source.checkpoint.tensors:
         key = bare.get(stored.path)
         if stored.path[:-1] != home or (key is None and stored.dtype[0] not in "FB"):
             continue
         if key is not None and (key in source.match.consts or key in source.match.copies):
             continue
+        # A tied parameter is one parameter, under its first name.
+        place = (stored.blob, stored.start, stored.shape, stored.strides)
+        if place in seen and stored.numel:
+            tied[key or stored.key] = seen[place]
+            continue
+        seen[place] = key or stored.key
         kind, layer = place_of(parts.get(key or "", ()), source.match.depth)
         if kind in ("dead", "rope"):
             continue
         found.append(Parameter(key or stored.key, stored.shape, kind, layer))
-    return found
+    return found, tied
 
 
 def moments(
@@ -117,13 +128,14 @@ def moments(
             f"the moments cannot follow edits that compute new parameters ({', '.join(dict.fromkeys(changed))});"
             " convert with --optimizer first, and without edits or --dtype"
         )
-    parameters = parameters_of(source)
+    parameters, tied = parameters_of(source)
     if told is None and checkpoint is not source.checkpoint and source.checkpoint.format.startswith("safetensors"):
         parameters = _unordered(state, parameters)
     found = matched(state, parameters, told)
     tensors: dict[tuple[str, str], Out] = {}
     numbers: dict[tuple[str, str], object] = {}
     ids = {key: i for i, key in found.keys.items()}
+    ids |= {key: ids[of] for key, of in tied.items() if of in ids}
     _check_kinds(state, found, {x.key: x.shape for x in parameters})
     for t in p.targets:
         if t.const is not None or t.key in p.target.copies:
@@ -131,7 +143,7 @@ def moments(
         sources = list(dict.fromkeys(x.source for x in t.pieces if not x.source.startswith("=")))
         for name in dict.fromkeys(n for s in sources for n in _names(state, ids.get(s))):
             _join(t, name, sources, ids, state, checkpoint, tensors, numbers)
-    groups, lost = _groups(prepared, state, found)
+    groups, lost = _groups(prepared, state, ids)
     notes = [f"{len(found.keys)} parameters of the optimizer were matched {found.how}"]
     if lost:
         notes.append(f"the moments of what was not carried are left out: {', '.join(collapse(lost))}")
@@ -245,10 +257,11 @@ def _chunks(t: Target, held: Mapping[str, Stored], checkpoint: Checkpoint) -> Ca
 
 
 def _groups(
-    prepared: Prepared, state: OptimizerState, found: Matched
+    prepared: Prepared, state: OptimizerState, ids: Mapping[str, str]
 ) -> tuple[tuple[tuple[Mapping[str, object], tuple[str, ...]], ...], list[str]]:
     """Return the groups by the target's names, and the source keys that went nowhere."""
-    place = {found.keys[i]: number for number, g in enumerate(state.groups) for i in g.params if i in found.keys}
+    home = {i: number for number, g in enumerate(state.groups) for i in g.params}
+    place = {key: home[i] for key, i in ids.items() if i in home}
     names: list[list[str]] = [[] for _ in state.groups]
     used: set[str] = set()
     for t in prepared.plan.targets:
@@ -264,7 +277,7 @@ def _groups(
             raise Refused(f"{t.key} joins parameters of different groups ({settings}); one parameter is in one group")
         if numbers:
             names[numbers.pop()].append(t.key)
-    lost = [key for key in found.keys.values() if key not in used]
+    lost = [key for key in ids if key not in used]
     made = tuple((g.settings, tuple(n)) for g, n in zip(state.groups, names, strict=True))
     return made, lost
 

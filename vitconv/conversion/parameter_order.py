@@ -109,20 +109,24 @@ _NO_DECAY_TOKENS: tuple[tuple[str, frozenset[str]], ...] = (
     (", the class token and positions without decay", frozenset(("cls", "position"))),
     (", class and distillation tokens and positions without decay", frozenset(("cls", "dist", "position"))),
 )
-_FROZEN: tuple[tuple[str, frozenset[str]], ...] = (
-    ("", frozenset()),
-    (", positions frozen", frozenset(("position",))),
-    (", the patch projection frozen", frozenset(("patch",))),
-    (", positions and the patch projection frozen", frozenset(("position", "patch"))),
+_FROZEN: tuple[tuple[str, Callable[[Parameter], bool]], ...] = (
+    ("", lambda p: False),
+    (", positions frozen", lambda p: p.kind == "position"),
+    (", the patch projection frozen", lambda p: p.kind == "patch"),
+    (", positions and the patch projection frozen", lambda p: p.kind in ("position", "patch")),
+    (", all but the head frozen", lambda p: p.kind != "head"),
 )
 
 
 def _ways(parameters: Sequence[Parameter], count: int) -> Iterator[tuple[str, list[tuple[str, list[Parameter]]]]]:
     """Yield every known way to make `count` groups: in words, and (decay, no-decay or any, parameters) in order."""
-    for frozen, kinds in _FROZEN:
-        held = [p for p in parameters if p.kind.split(".")[0] not in kinds]
-        if kinds and len(held) == len(parameters):
+    seen: set[tuple[str, ...]] = set()
+    for frozen, still in _FROZEN:
+        held = [p for p in parameters if not still(p)]
+        keys = tuple(p.key for p in held)
+        if not held or keys in seen:
             continue
+        seen.add(keys)
         if count == 1:
             yield f"one group in the order of the model{frozen}", [("any", held)]
             continue

@@ -43,24 +43,32 @@ def find_deepspeed(folder: Path, names: list[str]) -> tuple[Path, str] | None:
         home = folder.parent if (folder.parent / "latest").is_file() else folder
         return _of_step(folder, names, home)
     steps = [name for name in names if _STEP.fullmatch(name) and (folder / name).is_dir()]
-    if steps and ("latest" in names or "zero_to_fp32.py" in names):
+    if "latest" in names or (steps and "zero_to_fp32.py" in names):
         step = _latest(folder, steps)
+        if step is None:
+            return None
         return _of_step(step, sorted(entry.name for entry in step.iterdir()), folder)
     if "zero_to_fp32.py" in names:
         raise BadFile(f"{folder}: DeepSpeed's script is there, and no weights; {gather_first(folder)}")
     return None
 
 
-def _latest(folder: Path, steps: list[str]) -> Path:
+def _latest(folder: Path, steps: list[str]) -> Path | None:
+    """Return the folder that `latest` names: a step, or what Lightning and accelerate call it; None if none is."""
     try:
         text = (folder / "latest").read_bytes()[:_MAX_LATEST].decode("utf-8", "replace").strip()
     except OSError:
         text = steps[0] if len(steps) == 1 else ""
-    plain = bool(text) and Path(text).name == text and text not in (".", "..")
-    if not plain or not (folder / text).is_dir():
-        have = f"; there are {some(steps)}" if steps else ""
-        raise UsageError(f"{folder}: `latest` names {some([text])}, which is no folder of a step there{have}: name one")
-    return folder / text
+    plain = bool(text) and Path(text).name == text and text not in (".", "..") and "\0" not in text
+    if plain and (folder / text).is_dir():
+        return folder / text
+    if not steps:
+        if (folder / "zero_to_fp32.py").exists():
+            raise BadFile(f"{folder}: DeepSpeed's script is there, and no weights; {gather_first(folder)}")
+        return None
+    raise UsageError(
+        f"{folder}: `latest` names {some([text])}, which is no folder of a step; there are {some(steps)}: name one"
+    )
 
 
 def _of_step(step: Path, names: list[str], home: Path) -> tuple[Path, str]:
