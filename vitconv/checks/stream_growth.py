@@ -129,7 +129,8 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
 def _moved(weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], plan: Plan, bridge: Bridge) -> dict[str, Tensor]:
     moved = dict(weights)
     for name, grad in grads.items():
-        moved[name] = weights[name] - plan.lr * grad / (grad.abs() + plan.eps)
+        # lr g / (|g| + eps), where eps does not count.
+        moved[name] = torch.add(weights[name], grad.sign(), alpha=-plan.lr)
     for first, *rest in bridge.ties:
         for name in rest:
             moved[name] = moved[first]

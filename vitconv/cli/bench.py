@@ -180,6 +180,48 @@ def verify_command(
         save(document, report_path)
 
 
+@command.command("check")
+@click.option("--size", default="vit_base", show_default=True, help="The network whose static checks are run.")
+@click.option("--file", "file_size", default="vit_large", show_default=True, help="The network whose file is audited.")
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where to write the file (1.2 GB)."
+)
+@report_option
+@json_option
+def check_command(
+    size: str, file_size: str, repeat: int, folder: Path | None, report_path: Path | None, as_json: bool
+) -> None:
+    """Time the static checks against one forward and backward pass, and an audit against reading the file."""
+    from vitconv.bench.check import bench, typical
+    from vitconv.report import Column, Fact, Report, Row, Section, emit, save
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        found = bench(size, file_size, Path(scratch), repeat)
+    columns = (Column("check", "check", "code"), Column("seconds", "processor time", "seconds"))
+    rows = tuple(Row((name, seconds)) for name, seconds in found.checks.items())
+    middle = sorted(found.statics, key=lambda s: s.ratio)[len(found.statics) // 2]
+    facts = (
+        Fact(f"static checks of {size}", (middle.own,), "seconds"),
+        Fact("one forward and backward pass", (middle.base,), "seconds"),
+        Fact("checks / pass", (typical(found.statics),), "ratio"),
+        Fact(f"audit of a {file_size} file", (min(a.own for a in found.audits),), "seconds"),
+        Fact("reading it into memory", (min(a.base for a in found.whole),), "seconds"),
+        Fact("audit / reading into memory", (typical(found.whole),), "ratio"),
+        Fact("reading it tensor by tensor, memory used again", (min(a.base for a in found.audits),), "seconds"),
+        Fact("audit / reading tensor by tensor", (typical(found.audits),), "ratio"),
+    )
+    document = Report(
+        "vitconv.bench.check",
+        "Static checks against a pass, an audit against reading",
+        facts=facts,
+        sections=(Section("checks", f"Static checks of {size}; the first pays for the shared pass", columns, rows),),
+    )
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(document, report_path)
+
+
 @command.command("kernels")
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,

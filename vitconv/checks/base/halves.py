@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
         built: the network, in float32; it is left as it was, gradients cleared.
         batch: images and labels.
         precision: `amp-fp16`, `amp-bf16`, or `fp32` for what autocast off would give.
-        scales: loss scales, largest first; once one lets every gradient through, smaller ones are left out.
+        scales: three loss scales, largest first. The middle one is run; the smallest only if that runs out; what the
+            largest gives follows from the middle one.
     """
     images, labels = batch
     module = built.module
@@ -94,17 +95,31 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
                 output = built.run(module, x)
             loss = loss_of(output, labels)
         forward = tuple(watch.steps)
-        for scale in scales:
+        largest, middle, smallest = scales
+        for scale in (middle, smallest):
             module.zero_grad(set_to_none=True)
             watch.restart()
             where.backward = True
             with watch:
-                (loss * scale).backward(retain_graph=scale != scales[-1])
+                (loss * scale).backward(retain_graph=scale != smallest)
             backward[scale] = tuple(watch.steps)
             if run_out(backward[scale]) is None:
                 break
+        # A backward pass is linear in the loss, so another scale need not be run.
+        backward = {largest: scaled(backward[middle], largest / middle), **backward}
     module.zero_grad(set_to_none=True)
     return Halves(precision, forward, backward, float(loss.detach()), bool(output.isfinite().all()))
+
+
+def scaled(steps: Sequence[Step], factor: float) -> tuple[Step, ...]:
+    """Return the steps of a backward pass whose loss is `factor` times as large."""
+    found, over = [], False
+    for s in steps:
+        limit = LARGEST if s.dtype == "float16" else float(torch.finfo(torch.float32).max)
+        first = s.first or (s.largest * factor > limit and not over)
+        over = over or first
+        found.append(replace(s, largest=s.largest * factor, first=first))
+    return tuple(found)
 
 
 class Watch(TorchDispatchMode):

@@ -21,8 +21,8 @@ from vitconv.parity.bridge import Bridge, state_of
 
 Batch = tuple[Tensor, Tensor]
 
-# Examples whose attention is worked out again; a figure is over all their pairs of tokens.
-EXAMPLES = 2
+# Examples whose attention is worked out again; a figure is over all heads and pairs of tokens.
+EXAMPLES = 1
 # What masks in float: anything lower than this is meant to be minus infinity.
 LOW = -1e4
 
@@ -75,7 +75,7 @@ def is_block(name: str) -> bool:
 
 def rms(x: Tensor) -> float:
     """Return the root of the mean square."""
-    return float(x.detach().double().square().mean().sqrt())
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64)) / math.sqrt(max(1, x.numel()))
 
 
 def loss_of(output: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -101,7 +101,8 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
     tap_grads = {n: g.detach() for n, g in seen.gradients().items()}
     state = state_of(module)
     if bridge is not None:
-        grads, weights = bridge.gradients(state), bridge.read(state)
+        # The module lets go of its gradients below, so these are the only ones to hold them.
+        grads, weights = bridge.gradients(state, copies=False), _projections(bridge, state)
     else:
         grads = {n: p.grad.detach().clone() for n, p in module.named_parameters() if p.grad is not None}
         weights = {}
@@ -121,6 +122,12 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         rows.masked,
         rows.lost,
     )
+
+
+def _projections(bridge: Bridge, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what makes queries and keys."""
+    parts = (".attn.q.", ".attn.k.", ".attn.q_norm.", ".attn.k_norm.")
+    return bridge.views(state, (n for n in bridge.network.cells if any(part in n for part in parts)))
 
 
 class MaskedRows(TorchDispatchMode):
@@ -174,7 +181,7 @@ def watched_attention(
     built: Built, bridge: Bridge | None, images: Tensor, facts: Semantics
 ) -> tuple[tuple[Attending, ...], float]:
     """Run forward only, without gradients: the attention by block, and the RMS of the stream after the last block."""
-    weights = {} if bridge is None else bridge.read(state_of(built.module))
+    weights = {} if bridge is None else _projections(bridge, state_of(built.module))
     taps = {name: tap for name, tap in built.taps.items() if is_block(name)}
     with torch.no_grad(), recording(taps) as seen, _attention_inputs(built) as read:
         built.run(built.module, images)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from vitconv.errors import Refused
 from vitconv.inits.audit.conform import Conformity, conforms
 from vitconv.inits.audit.measure import Measured
-from vitconv.inits.base.architecture import Architecture
+from vitconv.inits.base.architecture import Architecture, Site
 from vitconv.inits.base.distribution import Distribution
 from vitconv.inits.base.scheme import Scheme
+from vitconv.layout.canonical import layer_of
+
+# A scheme whose share of tensors that fit, in a few blocks, is this much below the best's is not tried on the others.
+NEAR = 0.1
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """How one scheme fits: what it declares, and the outcome for every tensor."""
+    """How one scheme fits: what it declares, and the outcome for every tensor; of a few blocks if it is far off."""
 
     scheme: Scheme
     declared: Mapping[str, Distribution]
     outcomes: Mapping[str, Conformity]
 
-    @property
+    @cached_property
     def good(self) -> int:
         """Return the number of tensors that fit."""
         return sum(outcome.good for outcome in self.outcomes.values())
@@ -40,26 +45,45 @@ class Fitted:
 def rank(arch: Architecture, measured: Mapping[str, Measured], schemes: Mapping[str, Scheme]) -> list[Fitted]:
     """Return every scheme with how it fits, the best first; equal ones in the order of their names.
 
-    A scheme that cannot be worked out for this network (no grid for its table, say) is left out.
+    All are tried on the first, the middle and the last block and on what stands outside; those that are near the best
+    there, on every tensor. A scheme that cannot be worked out for this network (no grid for its table) is left out.
     """
-    found = []
+    blocks = {0, arch.depth // 2, arch.depth - 1}
+    few = [site for site in arch.sites() if (i := layer_of(site.name)) is None or i in blocks]
     # Schemes share many of their distributions.
     tried: dict[tuple[str, Distribution], Conformity] = {}
-    for scheme in schemes.values():
+    found = [fit for s in schemes.values() if (fit := _fitted(s, few, measured, tried)) is not None]
+    near = max((fit.share for fit in found), default=0.0) - NEAR
+    whole = []
+    for fit in found:
+        full = _fitted(fit.scheme, arch.sites(), measured, tried) if fit.share >= near else None
+        whole.append(fit if full is None else full)
+    # What was only tried on a few blocks comes after what was tried on all.
+    return sorted(whole, key=lambda fit: (-len(fit.outcomes), -fit.share))
+
+
+def _fitted(
+    scheme: Scheme,
+    sites: Iterable[Site],
+    measured: Mapping[str, Measured],
+    tried: dict[tuple[str, Distribution], Conformity],
+) -> Fitted | None:
+    declared: dict[str, Distribution] = {}
+    outcomes: dict[str, Conformity] = {}
+    for site in sites:
+        name = site.name
         try:
-            declared = scheme.declared(arch)
+            d = declared[name] = scheme.at(site)
         except Refused:
-            continue
-        outcomes = {}
-        for name, m in measured.items():
-            key = (name, declared[name])
-            if key not in tried:
-                tried[key] = conforms(m, declared[name])
-            outcomes[name] = tried[key]
-        found.append(Fitted(scheme, declared, outcomes))
-    return sorted(found, key=lambda fit: -fit.good)
+            return None
+        key = (name, d)
+        if key not in tried:
+            tried[key] = conforms(measured[name], d)
+        outcomes[name] = tried[key]
+    return Fitted(scheme, declared, outcomes)
 
 
 def best(ranked: list[Fitted]) -> list[Fitted]:
     """Return the schemes that fit best: several when the tensors cannot tell them apart."""
-    return [fit for fit in ranked if fit.good == ranked[0].good] if ranked else []
+    first = ranked[0] if ranked else None
+    return [fit for fit in ranked if first and fit.good == first.good and len(fit.outcomes) == len(first.outcomes)]

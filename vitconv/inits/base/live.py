@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,6 +64,16 @@ class Live:
     def read(self, name: str) -> Tensor:
         """Return a copy of a canonical tensor in its canonical shape."""
         return self.view(name).clone().reshape(self.network.cells[name].shape)
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """What a host is asked to describe a module by, when nothing but facts is known: the fields of its Spec."""
+
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    facts: Semantics = field(default_factory=Semantics)
+    shapes: Mapping[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,7 @@ def recognised(model: nn.Module, facts: Mapping[str, Any] | None = None, dialect
 
 def _read(model: nn.Module, told: Semantics) -> tuple[Semantics, tuple[str, ...]]:
     """Return the facts of a live network, those told first, and the dialects it can be in."""
-    blank = SimpleNamespace(model="", options={}, facts=told, shapes=None)
+    blank = _Blank(facts=told)
     built = load(HOSTS, "python").describe(model, blank)
     return told.filled(built.facts), built.dialects if built.host != "python" else ()
 
