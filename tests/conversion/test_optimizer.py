@@ -418,3 +418,14 @@ def test_a_tied_parameter_is_one(tmp_path: Path) -> None:
     names = [f"vit.encoder.layer.{i}.layernorm_before.weight" for i in (0, 1)]
     want = optimizer.state[module.blocks[0].norm1.weight]["exp_avg"]
     assert all(torch.equal(got[name]["exp_avg"], want) for name in names)
+
+
+def test_a_dry_run_plans_the_moments_too(tmp_path: Path, capsys) -> None:
+    first = Run(tmp_path, adamw)
+    assert call(first.path, "--to", "hf-vit", "--optimizer", "--dry-run") == 0
+    assert "matched by their order" in capsys.readouterr().out
+    held = torch.load(first.path, weights_only=True)
+    _factored(held)
+    torch.save(held, first.path)
+    assert call(first.path, "--to", "hf-vit", "--optimizer", "--dry-run") == 3
+    assert "not one number per element" in capsys.readouterr().err

@@ -124,8 +124,10 @@ def command(
     )
     if dry_run:
         prepared = prepare(src, order)
-        prepared.close()
-        emit(planned(prepared), as_json=as_json)
+        try:
+            emit(planned(prepared, _of_optimizer(prepared)), as_json=as_json)
+        finally:
+            prepared.close()
         return 0
     if dst is None:
         raise UsageError("DST is missing: the .safetensors file or folder to write (or --dry-run)")
@@ -176,8 +178,18 @@ def _note_section(lines: list[str]) -> tuple[Any, ...]:
     return (Section("notes", "Noticed", (Column("note", "note"),), rows),) if rows else ()
 
 
-def planned(prepared: Prepared) -> Report:
-    """Return the report of a dry run."""
+def _of_optimizer(prepared: Prepared) -> list[str]:
+    """Plan the optimizer's moments too, and return what is to be said of them."""
+    if not prepared.order.optimizer:
+        return []
+    from vitconv.conversion.optimizer_write import optimizer_of
+
+    with optimizer_of(prepared) as made:
+        return list(made.notes) if made else []
+
+
+def planned(prepared: Prepared, more: list[str] | None = None) -> Report:
+    """Return the report of a dry run; `more` are further lines to be said."""
     from vitconv.cli._mapping import plan_sections
     from vitconv.report import Report
 
@@ -185,7 +197,7 @@ def planned(prepared: Prepared) -> Report:
         "vitconv.convert",
         "Plan (nothing is written)",
         facts=tuple(_facts(prepared)),
-        sections=(*plan_sections(prepared.plan), *_note_section(_notes(prepared))),
+        sections=(*plan_sections(prepared.plan), *_note_section([*_notes(prepared), *(more or [])])),
     )
 
 
