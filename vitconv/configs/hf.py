@@ -42,8 +42,12 @@ def read(raw: Any, where: str) -> Found:
     """
     fields = Fields(raw, where)
     kind = fields.text("model_type")
+    from vitconv.configs import hf_models
+
+    if hf_models.tower(raw, where)[0] in hf_models.KINDS:
+        return hf_models.read(raw, where)
     if kind not in MODEL_TYPES:
-        what = f"model_type {kind!r} is not one that is read (it would be {' or '.join(MODEL_TYPES)})"
+        what = f"model_type {kind!r} is not one that is read ({', '.join((*MODEL_TYPES, *hf_models.KINDS))})"
         return Found(notes=(f"{where}: {what}; nothing taken from it",))
 
     def whole(key: str) -> int:

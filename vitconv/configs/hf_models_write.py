@@ -1,0 +1,147 @@
+"""Write config.json with which transformers opens a converted DINOv2, DINOv3, MAE, BEiT, I-JEPA, CLIP or SigLIP.
+
+Source: huggingface/transformers, models/*/configuration_*.py, 5.24.0 and 4.57.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitconv.configs import preprocessor
+from vitconv.configs.activations import TO_HF
+from vitconv.configs.hf_models import KINDS, hidden
+from vitconv.configs.hf_write import _DTYPES as DTYPES
+from vitconv.configs.request import Draft, Request, Written
+
+# {dialect, without the suffix of the epoch: (model type, class with a head, class without)}
+_CLASSES: Mapping[str, tuple[str, str, str]] = {
+    "hf-dinov2": ("dinov2", "", "Dinov2Model"),
+    "hf-dinov2-registers": ("dinov2_with_registers", "", "Dinov2WithRegistersModel"),
+    "hf-dinov3": ("dinov3_vit", "", "DINOv3ViTModel"),
+    "hf-mae": ("vit_mae", "", "ViTMAEForPreTraining"),
+    "hf-beit": ("beit", "BeitForImageClassification", "BeitModel"),
+    "hf-ijepa": ("ijepa", "IJepaForImageClassification", "IJepaModel"),
+    "hf-clip-vision": ("clip_vision_model", "CLIPVisionModelWithProjection", "CLIPVisionModel"),
+    "hf-siglip": ("siglip_vision_model", "", "SiglipVisionModel"),
+    "hf-siglip2": ("siglip2_vision_model", "", "Siglip2VisionModel"),
+}
+
+
+def write(request: Request) -> Written:
+    """Return the configuration files, or what is lacking, or why they cannot say it."""
+    kind, headed, bare = _CLASSES[request.dialect.removesuffix("-5")]
+    title = f"transformers' {bare}"
+    draft = Draft(request, title)
+    sizes = request.sizes
+    heads, eps, image = draft.heads(), draft.one_eps(), draft.image_size()
+    _check(draft, title)
+    p, q = sizes["p"], sizes.get("q", sizes["p"])
+    config: dict[str, Any] = {
+        "architectures": [headed if headed and request.has("head.weight") else bare],
+        "model_type": kind,
+        "hidden_size": sizes["d"],
+        "num_hidden_layers": sizes["i"],
+        "num_attention_heads": heads,
+        "layer_norm_eps": eps,
+        "patch_size": p if p == q else [p, q],
+        "num_channels": sizes["c"],
+        "initializer_range": 0.02,
+        **_mlp(draft, kind),
+        **_own(draft, kind),
+    }
+    if kind == "siglip2_vision_model":
+        config["num_patches"] = sizes.get("n", 0)
+        if image[0] // p != image[1] // q:
+            draft.refuse(f"{title} takes its table for that of a square grid")
+    else:
+        config["image_size"] = image[0] if image[0] == image[1] else list(image)
+    if headed.endswith("Classification") and request.has("head.weight"):
+        labels = request.extra.get("labels") or ()
+        names = labels if len(labels) == sizes["o"] else [f"LABEL_{j}" for j in range(sizes["o"])]
+        config["id2label"] = {str(j): name for j, name in enumerate(names)}
+        config["label2id"] = {name: j for j, name in enumerate(names)}
+    if request.extra.get("dtype") in DTYPES:
+        config["torch_dtype"] = DTYPES[request.extra["dtype"]]
+    files: dict[str, Any] = {"config.json": config}
+    images = preprocessor.written(request, image)
+    if images is None:
+        draft.notes.append("preprocessor_config.json is left out: image mean and std are unknown (--set mean= std=)")
+    else:
+        files["preprocessor_config.json"] = images
+    return draft.close(files)
+
+
+def _check(draft: Draft, title: str) -> None:
+    draft.only("norm_placement", "pre", why=f"{title} is pre-norm", needed=True)
+    draft.only("norm_kind", "layernorm", why=f"{title} has LayerNorm only")
+    draft.only("attention", "softmax", why=f"{title} has softmax attention only")
+    draft.only("kv_normalised", True, why=f"{title} gives keys and values the normalised input")
+
+
+def _mlp(draft: Draft, kind: str) -> dict[str, Any]:
+    request, sizes = draft.request, draft.request.sizes
+    gated = request.in_block("mlp.gate.weight")
+    d, m = sizes["d"], sizes["m"]
+    if kind.startswith("dinov2"):
+        ratio = 4 if gated else m // d
+        if hidden(d, ratio, gated=gated) != m:
+            rule = "two thirds of four times the width, rounded up to eight" if gated else "a multiple of the width"
+            draft.refuse(f"the MLP is {m} wide: transformers' DINOv2 makes it {rule} ({hidden(d, ratio, gated=gated)})")
+        if gated:
+            draft.only("activation", "silu", why="its SwiGLU has silu")
+            return {"mlp_ratio": ratio, "use_swiglu_ffn": True}
+        return {"mlp_ratio": ratio, "use_swiglu_ffn": False, "hidden_act": draft.named("activation", TO_HF)}
+    out: dict[str, Any] = {"intermediate_size": m, "hidden_act": draft.named("activation", TO_HF)}
+    return {**out, "use_gated_mlp": gated} if kind == "dinov3_vit" else out
+
+
+def _own(draft: Draft, kind: str) -> dict[str, Any]:
+    """Return what only this model's configuration has."""
+    request, sizes = draft.request, draft.request.sizes
+    has = request.in_block
+    if kind.startswith("dinov2"):
+        more = (
+            {"num_register_tokens": sizes.get("r", 0)}
+            if "registers" in kind
+            else {"use_mask_token": request.has("embed.mask")}
+        )
+        return {"qkv_bias": has("attn.q.bias"), "layerscale_value": 1.0, **more}
+    if kind == "dinov3_vit":
+        biases = {f"{word}_bias": has(f"attn.{x}.bias") for word, x in (("query", "q"), ("key", "k"), ("value", "v"))}
+        draft.only("rope_theta", 100.0, why="a base other than 100 is not written")
+        return {
+            **biases,
+            "proj_bias": has("attn.out.bias"),
+            "mlp_bias": has("mlp.up.bias"),
+            "num_register_tokens": sizes.get("r", 0) if request.has("embed.reg") else 0,
+            "layerscale_value": 1.0,
+            "rope_theta": 100.0,
+        }
+    if kind == "vit_mae":
+        draft.notes.append("decoder_num_attention_heads is nowhere in the weights: 16, the author's, is written")
+        layers = {n.split(".")[2] for n in request.names if n.startswith("decoder.blocks.")}
+        if sizes["y"] % 16:
+            draft.notes[-1] = "decoder_num_attention_heads is nowhere in the weights: that of the encoder is written"
+        return {
+            "decoder_hidden_size": sizes["y"],
+            "decoder_num_hidden_layers": len(layers),
+            "decoder_intermediate_size": sizes["x"],
+            "decoder_num_attention_heads": 16 if sizes["y"] % 16 == 0 else draft.heads(),
+            "qkv_bias": has("attn.q.bias"),
+        }
+    if kind == "beit":
+        return {
+            "use_relative_position_bias": has("attn.rel_pos"),
+            "use_shared_relative_position_bias": request.has("rel_pos"),
+            "use_absolute_position_embeddings": request.has("embed.pos"),
+            "use_mask_token": request.has("embed.mask"),
+            "use_mean_pooling": request.has("pool.norm.weight"),
+            "layer_scale_init_value": 0.1 if has("ls1") else 0.0,
+        }
+    if kind == "clip_vision_model":
+        draft.only("pooling", "token", why="it projects the class token")
+        return {"projection_dim": sizes.get("o", 512)}
+    if kind.startswith("siglip"):
+        return {"vision_use_head": request.has("pool.probe")}
+    return {"qkv_bias": has("attn.q.bias")} if kind in KINDS else {}
