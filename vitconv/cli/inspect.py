@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 @click.command("inspect")
 @click.argument("checkpoint", type=NamedPath())
 @click.option("--health", is_flag=True, help="Read every element: NaN, Inf, all-zero tensors, distance of branches.")
+@click.option(
+    "--audit", is_flag=True, help="Which init scheme the weights are of, whether they were trained, what is wrong."
+)
+@click.option("--against", metavar="SCHEME", help="Audit against this init scheme, and name what deviates.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--groups", is_flag=True, help="Parameter groups by role: who decays, and the layer of each.")
 @click.option("--preset", default="role", show_default=True, help="Whose rule: role, timm, deit, mae, dino, trainer.")
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 def command(
     checkpoint: Path,
     health: bool,
+    audit: bool,
+    against: str | None,
     tensors: bool,
     groups: bool,
     preset: str,
@@ -34,7 +41,9 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Say what CHECKPOINT is: a file, a sharded index or a folder. Only headers are read, and nothing in it is run.
+    """Say what CHECKPOINT is: a file, a sharded index or a folder. Nothing in it is run.
+
+    Only headers are read, unless --health or --audit ask for more.
 
     Exit codes: 0 recognised, 1 not recognised, 3 ambiguous or refused.
     """
@@ -45,9 +54,14 @@ def command(
     check_target_choices(target, None)
     found = inspect(checkpoint, wishes, health=health)
     made = report(found, tensors=tensors)
-    if groups or layer_decay is not None:
-        from dataclasses import replace
+    if (audit or against) and found.problem is None:
+        # Needs torch, which nothing else here does.
+        from vitconv.cli._audit import sections
+        from vitconv.initialise.audit import audit_file
 
+        audited = audit_file(checkpoint, wishes, against)
+        made = replace(made, sections=(*made.sections, *sections(audited)))
+    if groups or layer_decay is not None:
         from vitconv.cli._groups import group_sections
 
         made = replace(made, sections=(*made.sections, *group_sections(found, preset, layer_decay)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from vitconv.errors import Refused
 from vitconv.inits.audit.conform import Conformity
 from vitconv.inits.audit.faults import copies, faults
 from vitconv.inits.audit.finding import Finding
@@ -70,7 +71,14 @@ def audit_tensors(
         tensors: {canonical name: tensor, float of any width}; may load lazily, each is read once and copies again.
         facts: what is known beside them; norm placement and alpha decide what is a fault.
         scheme: audit against this scheme only, and report what deviates from it; None compares with all.
+
+    Raises:
+        Refused: this is no plain ViT, and init schemes speak of those only.
     """
+    if "blocks.0.attn.q.weight" not in tensors:
+        raise Refused(
+            "the audit knows plain ViTs, with blocks of one width; this network has no blocks.0.attn.q.weight"
+        )
     depth = 1 + max((i for name in tensors if not stack_of(name) and (i := layer_of(name)) is not None), default=0)
     spectra = {f"blocks.{i}.{part}.weight" for i in {0, depth // 2, depth - 1} for part in _SPECTRA}
     measured = {name: measure(name, t, spectrum=name in spectra) for name, t in tensors.items()}
