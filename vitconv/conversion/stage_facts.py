@@ -32,15 +32,44 @@ def proven_by_stages(
     pretrained = _pretrained(match, depths, checkpoint, branch)
     if pretrained is not None:
         found["pretrained_window"] = pretrained
+    notes = []
     size = _image_size(match, windows)
-    if size is not None:
+    if size is not None and facts.image_size not in (None, size):
+        # Masks follow from the size of the images and are made anew.
+        notes.append(f"masks of shifted windows for images of {_by(size)} are compared and left, not carried")
+    elif size is not None:
         found["image_size"] = size
     for name, value in found.items():
         told = getattr(facts, name)
         if told is not None and told != value and not (len(told) == 1 and set(value) == set(told)):
             raise Refused(f"the tensors have {name}={_say(value)}, but {name}={_say(told)} was said")
     new = {name: value for name, value in found.items() if getattr(facts, name) is None}
-    return facts.filled(new), [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
+    notes += [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
+    facts = facts.filled(new)
+    return facts, [*notes, *_clipped(match, facts)]
+
+
+def _clipped(match: Match, facts: Semantics) -> list[str]:
+    """Return a note on stages whose windows are larger than their feature map."""
+    sizes, windows = match.sizes, facts.window
+    if not facts.image_size or not windows or "p" not in sizes:
+        return []
+    stages = depths_of([name for b in match.bound for name in b.parts])
+    rows, columns = (n // sizes.get(a, sizes["p"]) for n, a in zip(facts.image_size, "pq", strict=True))
+    out = []
+    for s in range(len(stages)):
+        w = windows[s] if len(windows) > 1 else windows[0]
+        grid = (-(-rows // 2**s), -(-columns // 2**s))
+        if w > min(grid):
+            out.append(
+                f"stage {s}: window clipped, its side of {w} is more than the map of {_by(grid)}: torchvision pads the"
+                " map, Microsoft's code and timm make the window smaller, which is another table: not one function"
+            )
+    return out
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def _say(values: tuple[int, ...]) -> str:

@@ -153,7 +153,8 @@ def torchvision(name: str, title: str, *, v2: bool) -> Dialect:
         library="torchvision",
         family=FAMILY,
         staged=True,
-        implies={**fixed(v2), "activation": "gelu"},
+        # Its coordinates are those of its own window, never of another one in pre-training.
+        implies={**fixed(v2), "activation": "gelu", **({"pretrained_window": (0,)} if v2 else {})},
         author=AUTHOR,
         entries=(
             *linear("features.0.0", "embed.patch", "d c p q"),

@@ -20,6 +20,7 @@ from vitconv.layout.edits.layer_scale import FOLD_LAYER_SCALE
 from vitconv.layout.edits.patch import RESIZE_PATCH
 from vitconv.layout.edits.position import RESIZE_POSITION
 from vitconv.layout.edits.token_position import FOLD_CLS_POSITION, UNFOLD_CLS_POSITION
+from vitconv.layout.edits.window import RESIZE_WINDOW
 from vitconv.layout.network import Network
 
 EDITS: Mapping[str, Edit] = {
@@ -35,6 +36,7 @@ EDITS: Mapping[str, Edit] = {
         RESIZE_PATCH,
         CHANGE_CHANNELS,
         CHANGE_CLASSES,
+        RESIZE_WINDOW,
         FOCUS_ATTENTION,
         CAST,
     )
