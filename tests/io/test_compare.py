@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitconv.errors import BadFile
-from vitconv.io import compare
+from vitconv.io import compare, threads
 from vitconv.io.compare import first_difference
 from vitconv.io.segment import Segment
 
@@ -19,7 +19,7 @@ SIZE = 1000
 @pytest.fixture(params=[1, 4], ids=["one thread", "four threads"])
 def files(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     monkeypatch.setattr(compare, "WINDOW", 64)
-    monkeypatch.setattr(compare, "_processors", lambda: request.param)
+    monkeypatch.setattr(threads, "processors", lambda: request.param)
     for name in "ab":
         (tmp_path / name).write_bytes(bytes(i % 251 for i in range(SIZE)))
     fds = [os.open(tmp_path / name, os.O_RDWR) for name in "ab"]

@@ -15,7 +15,7 @@ from vitconv.conversion.facts import FACTS
 from vitconv.conversion.kept import OWNER, source_digest
 from vitconv.conversion.place import where
 from vitconv.conversion.prepare import ASIDE, RESIDUE, Order, Prepared, prepare
-from vitconv.conversion.prove import check_equal, derived_lines
+from vitconv.conversion.prove import check_equal, check_sums, derived_lines
 from vitconv.conversion.recognise import DIALECT, VARIANT
 from vitconv.conversion.stream import Sources, cell_array, outputs
 from vitconv.errors import Refused, UsageError
@@ -76,6 +76,7 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     home = folder or file.parent
     _check_place(prepared, file, folder)
     swept = sweep_line(home if home.is_dir() else home.parent)
+    sums = check_sums(prepared.source.checkpoint, prove=order.prove)
     check_equal(p, sources)
     beside = configs_for(p, prepared.source.extra)
     if order.residue is not None and order.residue.resolve() in {
@@ -109,7 +110,14 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         from vitconv.conversion.reread import reread
 
         reread(folder if len(files) > 1 and folder else files[0], outs, p)
-    said = [*swept, *rounding, *derived_lines(p, sources), *beside.notes, *([beside.lacking] if beside.lacking else [])]
+    said = [
+        *swept,
+        *sums,
+        *rounding,
+        *derived_lines(p, sources),
+        *beside.notes,
+        *([beside.lacking] if beside.lacking else []),
+    ]
     if order.residue is not None and residue is None:
         said.append(f"there was nothing to keep: {order.residue} is not written")
     fate = "was another one and is replaced" if folder else "is another one and was left as it is"

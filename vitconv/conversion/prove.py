@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitconv.errors import Refused
+from vitconv.errors import BadFile, Refused
+from vitconv.io.contents import some
 from vitconv.layout.arith import FLOATS
 from vitconv.layout.buffers import CLOSE, agrees, is_buffer
 from vitconv.layout.match import collapse
@@ -12,6 +13,27 @@ from vitconv.layout.plan import Plan
 
 if TYPE_CHECKING:
     from vitconv.conversion.stream import Sources
+    from vitconv.io.source import Checkpoint
+
+
+def check_sums(checkpoint: Checkpoint, *, prove: bool) -> list[str]:
+    """Compare an npz file's bytes with its checksums, and with `prove` a torch file's; return what is to be said.
+
+    torch itself does not compare them, and can be told not to write them, so there they are no more than a sign.
+
+    Raises:
+        BadFile: an npz file is damaged.
+    """
+    npz = checkpoint.format == "npz"
+    wrong = checkpoint.damaged() if npz or prove else []
+    if npz and wrong:
+        raise BadFile(
+            f"{checkpoint.path}: {some(wrong)}: damaged, since the bytes are not those of the file's checksum; "
+            "get the file again"
+        )
+    if not wrong:
+        return []
+    return [f"{some(wrong)}: not the bytes of the file's checksum; damaged, or torch was told to write none"]
 
 
 def check_equal(p: Plan, sources: Sources) -> None:

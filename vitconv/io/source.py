@@ -57,6 +57,13 @@ class Checkpoint:
             digest.update(header)
         return digest.hexdigest()
 
+    def damaged(self) -> list[str]:
+        """Return the members of zip files that are not what the file's own checksum says; every byte is read."""
+        from vitconv.io.checksums import damaged
+
+        kept = zip(self._files, self._members, strict=True)
+        return [name for file, members in kept if members for name in damaged(file.fd, members.values())]
+
     def segment(self, stored: Stored) -> Segment | None:
         """Return the byte range of a file that is exactly this tensor; None when it must be gathered or inflated."""
         blob = stored.blob
