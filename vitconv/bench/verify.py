@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from vitconv.hosts.base.host import Built
-from vitconv.parity.pair import KEEP_BYTES, Pair, pair_of
+from vitconv.parity.pair import Pair, pair_of
+from vitconv.parity.plan import plan_of
 from vitconv.parity.precision import precision_of, running
 from vitconv.parity.resolve import asked, resolve
 from vitconv.parity.side import Side, module_of
 from vitconv.parity.tolerance import PROFILES
 from vitconv.parity.trace import Trace, cotangent_of
 from vitconv.parity.verify import run_stages
-
-# Bytes of a float64.
-_DOUBLE = 8
 
 
 @dataclass
@@ -106,7 +104,7 @@ def bench(model: str, options: Sequence[str], eps: float, precisions: Sequence[s
     """
     a, b = resolve(f"timm:{model}", f"timm:{model}", ask_a=asked(options), ask_b=asked(options))
     pair = pair_of(a, _with_eps(b, eps))
-    stated = stated_bytes(pair)
+    stated = plan_of(pair, precisions, frozenset()).nbytes
     gc.collect()
     start = _resident()
     result = run_stages(pair, precisions, frozenset(), PROFILES["default"])
@@ -136,32 +134,6 @@ def _with_eps(side: Side, eps: float) -> Side:
     built = side.host.describe(module, side.ask)
     # Made anew it would have timm's eps.
     return dataclasses.replace(side, built=built, facts=built.facts, remade=False)
-
-
-def stated_bytes(pair: Pair) -> int:
-    """Return what a verification is expected to take beyond the two networks as they are made, ahead of running it.
-
-    Networks in float64 with their gradients, one per side and the baseline in other code; canonical weights in float64;
-    float64 traces that are kept; and what one backward pass of the largest batch keeps, which is counted in one forward
-    pass.
-    """
-    parameters = sum(p.numel() for p in pair.a.built.module.parameters())
-    networks = 3 * 2 * parameters * _DOUBLE
-    canonical = 3 * parameters * _DOUBLE
-    largest = max(pair.images.values(), key=len)
-    saved = [0]
-
-    def pack(x: Tensor) -> Tensor:
-        if not isinstance(x, torch.nn.Parameter):
-            saved[0] += x.numel() * _DOUBLE
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        x = largest.to(next(pair.a.built.module.parameters()).dtype)
-        pair.a.built.run(pair.a.built.module, x)
-    # Values and gradients of taps; the saved values are at least as many.
-    traces = 2 * len(pair.sets) * (len(pair.images) * parameters * _DOUBLE + 2 * saved[0])
-    return networks + canonical + min(traces, KEEP_BYTES) + 2 * saved[0]
 
 
 def _peak() -> int:

@@ -86,6 +86,7 @@ def command(
                 profile=profile,
                 save=folder,
                 progress=told,
+                announce=lambda plan: click.echo(plan.sentence, err=True),
                 command=command_line(),
                 **options,
             )

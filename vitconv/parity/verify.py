@@ -12,6 +12,7 @@ from vitconv.errors import UsageError
 from vitconv.parity.capability import finest
 from vitconv.parity.environment import environment
 from vitconv.parity.pair import CannotRun, Pair, Progress, pair_of
+from vitconv.parity.plan import Plan, passes, plan_of
 from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.resolve import Sets, Target, asked, resolve
 from vitconv.parity.run import Recorder
@@ -49,6 +50,7 @@ def verify(
     blockwise: bool = False,
     save: str | Path | None = None,
     progress: Progress | None = None,
+    announce: Callable[[Plan], None] | None = None,
     command: str = "",
 ) -> Result:
     """Verify side B against the baseline, side A.
@@ -73,6 +75,7 @@ def verify(
         seed: of probe weights, probe images and cotangent.
         blockwise: bound the memory: keep what passes between blocks, compute each again in the backward pass.
         save: folder for the traces, to compare or judge later without networks.
+        announce: told the plan, passes and memory, before anything of it runs.
         progress: told runs done, runs in all (as planned), and what runs.
         command: what the user typed, for the report.
 
@@ -88,9 +91,11 @@ def verify(
     pair = dataclasses.replace(pair, blockwise=blockwise, progress=progress)
     recorder = None if save is None else Recorder(Path(save), pair)
     pair.sink = recorder
-    pair.planned = planned(pair, precisions, left_out)
+    plan = _planned(pair, precisions, left_out, announce)
+    pair.planned = plan.passes
     result = run_stages(pair, precisions, left_out, rules)
-    result = dataclasses.replace(result, environment=environment(device, seed), command=command, profile=profile)
+    known = {**environment(device, seed), "planned passes": plan.passes, "planned memory, bytes": plan.nbytes}
+    result = dataclasses.replace(result, environment=known, command=command, profile=profile)
     if recorder is not None:
         recorder.finish(result)
     return result
@@ -108,15 +113,17 @@ def _checked(precisions: Sequence[str], skip: Iterable[str], profile: str) -> tu
     return PROFILES[profile], frozenset(skip)
 
 
-def planned(pair: Pair, precisions: Sequence[str], skip: frozenset[str]) -> int:
-    """Return how many runs the stages will take, when nothing is off."""
-    sets, images = len(pair.sets), len(pair.images)
-    runs = 0 if "sanity" in skip else 2 * (sets + 3)
-    if "function" not in skip:
-        runs += 2 * sets * images - (0 if "sanity" in skip else 2 * sets)
-    if "numerics" not in skip:
-        runs += sum(2 * images + 5 for p in precisions if p != "fp64" and f"numerics-{p}" not in skip)
-    return runs
+def _planned(
+    pair: Pair, precisions: Sequence[str], skip: frozenset[str], announce: Callable[[Plan], None] | None
+) -> Plan:
+    try:
+        plan = plan_of(pair, precisions, skip)
+    except Exception:
+        # A network that does not run is the finding of a later stage; there is nothing to measure.
+        plan = Plan(passes(pair, precisions, skip), {})
+    if announce is not None:
+        announce(plan)
+    return plan
 
 
 def _in_float64(pair: Pair) -> Stage | None:
