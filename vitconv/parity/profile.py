@@ -75,7 +75,7 @@ def match_losses(
         ratio: the largest of these over the baseline's, for the report.
         seed: of the cotangent.
     """
-    templates: dict[ViTConfig, ViT] = {}
+    templates: dict[str, ViT] = {}
     weights = {name: w.detach().double().cpu() for name, w in weights.items()}
     exact = Rebuilt(Knobs(config), weights, templates=templates)
     images = [x.cpu() for x in images]

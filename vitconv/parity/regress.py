@@ -129,7 +129,7 @@ def predict(
         layer: try them in this block alone; otherwise everywhere.
     """
     exact = {name: w.detach().double() for name, w in weights.items()}
-    templates: dict[ViTConfig, ViT] = {}
+    templates: dict[str, ViT] = {}
 
     def run(knobs: Knobs) -> tuple[dict[str, Tensor], ...]:
         rebuilt = Rebuilt(knobs, exact, backward=False, templates=templates)

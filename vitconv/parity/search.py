@@ -111,7 +111,7 @@ class Search:
     def __post_init__(self) -> None:
         self.backward = any(s.cotangent is not None and s.seen.grads for s in self.samples)
         self.weights = {name: w.detach().double() for name, w in self.weights.items()}
-        self.templates: dict[ViTConfig, ViT] = {}
+        self.templates: dict[str, ViT] = {}
         self.scales = [exact_scale(s.seen) if s.scale is None else s.scale for s in self.samples]
 
     def knobs(self, found: Iterable[Placed], blocks: tuple[int, ...] | None = None) -> Knobs | None:
@@ -189,6 +189,8 @@ class Search:
         stop = "head" if locus.tap == "output" else locus.tap
         seen = sample.seen
         grad = seen.tap_grads.get(stop) if locus.phase == "backward" else None
+        if self.config.facts.position in ("rope", "relative"):
+            return 0.0  # blocks get more than the stream
         if locus.tap == "output" or (locus.phase == "backward" and (grad is None or stop not in seen.taps)):
             return 0.0  # no stretch shows it: only the whole run will tell
         self.stretches += 1

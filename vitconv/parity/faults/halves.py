@@ -37,11 +37,11 @@ def residual_in_half(block: Any, dtype: torch.dtype) -> None:
             return (x + y).to(dtype).to(x.dtype)
         return norm((block.alpha * x + y).to(dtype).to(x.dtype))
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, *more: Any) -> Tensor:
         pre, late = block.placement == "pre", block.placement == "res-post"
         x = x.to(dtype).to(x.dtype)
         normed = block.norm1(x) if pre else x
-        y = block.attn(normed, x if block.raw_kv else normed)
+        y = block.attn(normed, x if block.raw_kv else normed, *more)
         x = branch(x, block.norm1(y) if late else y, block.ls1, block.norm1)
         y = block.mlp(block.norm2(x) if pre else x)
         return branch(x, block.norm2(y) if late else y, block.ls2, block.norm2)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitconv.hosts.base.tap import Tap, recording
 from vitconv.parity.faults.fault import Knobs
-from vitconv.vit.config import ViTConfig
 from vitconv.vit.model import ViT
 
 
@@ -44,7 +43,7 @@ class Rebuilt:
     weights: Mapping[str, Tensor]
     stored: bool = False
     backward: bool = True
-    templates: dict[ViTConfig, ViT] = field(default_factory=dict)
+    templates: dict[str, ViT] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
     blocks: tuple[int, ...] | None = None
 
@@ -60,11 +59,12 @@ class Rebuilt:
             used = {n: w.detach().requires_grad_(self.backward) for n, w in used.items()}
         self.leaves = used if self.stored else given
         config = self.knobs.config
-        if config not in self.templates:
+        known = repr(config)
+        if known not in self.templates:
             with torch.device("meta"):
-                self.templates[config] = ViT(config).eval()
+                self.templates[known] = ViT(config).eval()
         # Only tensors are put in: a change may take a parameter's place by any expression of the given weights.
-        self.model = _filled(self.templates[config], used, "", self.blocks)
+        self.model = _filled(self.templates[known], used, "", self.blocks)
         for alter in self.knobs.model:
             alter(self.model)
         self.taps = _taps(self.model)

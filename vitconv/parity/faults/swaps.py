@@ -34,12 +34,17 @@ def drop_branch(module: Any) -> None:
 def attend(attn: Any, softmax: Callable[[Tensor], Tensor]) -> None:
     """Give the attention another softmax: logits [b h t t] to probabilities."""
 
-    def forward(queries: Tensor, others: Tensor) -> Tensor:
+    def forward(queries: Tensor, others: Tensor, turn: Any = None, bias: Tensor | None = None) -> Tensor:
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
 
         q, k, v = attn.q_norm(split(attn.q(queries))), attn.k_norm(split(attn.k(others))), split(attn.v(others))
+        if turn is not None:
+            from vitconv.vit.positions import turned
+
+            q, k = turned(q, turn, attn.half), turned(k, turn, attn.half)
         logits = (attn.scale * q) @ k.transpose(-2, -1)
+        logits = logits if bias is None else logits + bias
         if attn.causal:
             ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
@@ -113,10 +118,10 @@ def detach_statistics(norm: Any) -> None:
 def parallel_branches(block: Any) -> None:
     """Let attention and MLP read the same input: x + f(n1(x)) + g(n2(x))."""
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, *more: Any) -> Tensor:
         one, two = (1.0 if ls is None else ls for ls in (block.ls1, block.ls2))
         normed = block.norm1(x)
-        attended = block.attn(normed, x if block.raw_kv else normed)
+        attended = block.attn(normed, x if block.raw_kv else normed, *more)
         return x + one * attended + two * block.mlp(block.norm2(x))
 
     replace(block, forward)
