@@ -131,10 +131,21 @@ def test_depth_24_is_alive_with_deepnorm_and_with_pre_norm(sets: tuple[str, ...]
     assert check("gradient-profile", context).level == "ok"
 
 
-@pytest.mark.parametrize(("scheme", "bound"), [("timm-moco", "error"), ("deepnorm", "ok")])
+@pytest.mark.parametrize(("scheme", "bound"), [("timm-moco", "warn"), ("deepnorm", "ok")])
 def test_the_bound_of_deepnorm(scheme: str, bound: str, network: Any, check: Any) -> None:
     found = check("deepnorm-bound", network("norm=deepnorm", "depth=12", scheme=scheme))
     assert found.findings[0].level == bound
+
+
+def test_a_scheme_that_claims_deepnorm_and_is_not_it(network: Any, check: Any) -> None:
+    context = network("norm=deepnorm", "depth=12", scheme="deepnorm")
+
+    def twice(weights: dict[str, torch.Tensor]) -> None:
+        for name, t in weights.items():
+            if name.endswith(("attn.v.weight", "attn.out.weight", "mlp.up.weight", "mlp.down.weight")):
+                t.mul_(2.0)
+
+    assert check("deepnorm-bound", planted(context, twice)).findings[0].level == "error"
 
 
 def test_queries_that_got_beta_are_found(network: Any, check: Any) -> None:
@@ -175,6 +186,9 @@ def test_a_network_whose_branches_are_gated_is_not_dead(network: Any, check: Any
     found = check("gradient-profile", context)
     assert found.level == "info"
     assert "gated" in found.findings[0].text
+    start = check("loss-at-init", context)
+    assert start.level == "info"
+    assert "no patch yet" in start.findings[-1].text
 
 
 @pytest.mark.parametrize("depth", ["2", "12"])

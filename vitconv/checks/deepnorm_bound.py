@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.inits.base.deepnet import beta
+from vitconv.registry import INITS, load
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
@@ -20,17 +21,18 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     bound, depth = context.audit.bound, context.arch.depth
     if bound is None:
         raise NotApplicable("the bound cannot be worked out")
-    claims = placement == "deepnorm"
+    deep = placement == "deepnorm"
+    claims = deep and context.scheme != "" and load(INITS, context.scheme).balanced
     fits = limits["low"] <= bound <= limits["high"]
-    plain = f"; 4N = {4 * depth} is Xavier with neither" if not claims else ""
+    plain = f"; 4N = {4 * depth} is Xavier with neither" if not deep else ""
     yield Finding(
-        "ok" if fits else "error" if claims else "warn" if bound > limits["high"] else "ok",
+        "ok" if fits else "error" if claims else "warn" if deep or bound > limits["high"] else "ok",
         f"N[(v²+w²) of attention + (v²+w²) of the MLP]/alpha² = {bound:.3g} ({limits['low']:g} to "
         f"{limits['high']:g}; 1 for "
         f"alpha = {(2 * depth) ** 0.25:.4f} with beta = {beta(depth):.4f}){plain}",
         {"bound": bound, "alpha": context.arch.alpha, "beta": beta(depth)},
     )
-    if claims:
+    if deep:
         yield from _queries(context, limits)
 
 
@@ -63,8 +65,8 @@ CHECK = Check(
     "w Xavier "
     "gains measured from the stds; and the gain of queries and keys over that of values",
     threshold="0.5 to 2: the right pair gives exactly 1, a missing beta 9.8 and a missing alpha 4.9 at 12 blocks; "
-    "error for "
-    "DeepNorm, warn for plain post-norm; warn when queries over values is off 1/beta by 1.5",
+    "error when the init scheme claims DeepNorm, else warn (without beta, 6 blocks trained, 12 and 24 with warm-up "
+    "only); warn when queries over values is off 1/beta by 1.5",
     advice="draw by scheme deepnorm, and put alpha = (2N)^(1/4) into the residual",
     cost="facts",
     run=run,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vitconv.checks.base.check import Check, Finding, Level, Limits
 from vitconv.checks.base.context import Context
+from vitconv.checks.base.gated import gated
 from vitconv.checks.base.passes import token_cosine
 
 POST = ("post", "deepnorm")
@@ -26,11 +27,11 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         yield Finding("error", "query and key gradients are not finite in float32")
         return
     if max(norms) == 0.0:
-        gated = not context.trained and _gated(context)
+        by_design = not context.trained and gated(context)
         yield Finding(
-            "info" if gated else "error",
+            "info" if by_design else "error",
             "queries and keys get no gradient at all: "
-            + ("the branches are gated off at the start, as the scheme has it" if gated else "and no gate is zero"),
+            + ("the branches are gated off at the start, as the scheme has it" if by_design else "and no gate is zero"),
             {"rho": 0.0},
         )
         return
@@ -62,13 +63,6 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
             curves={"token cosine": tuple(cosines)},
             axes=("block", "cosine"),
         )
-
-
-def _gated(context: Context) -> bool:
-    names = ("norm1.weight", "norm2.weight", "ls1", "ls2", "attn.out.weight", "attn.v.weight")
-    weights = context.canonical
-    head = "head.weight" in weights and not bool(weights["head.weight"].any())
-    return head or any(n.endswith(names) and not bool(t.any()) for n, t in weights.items() if n.startswith("blocks."))
 
 
 CHECK = Check(

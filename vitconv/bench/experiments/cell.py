@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,6 +25,17 @@ from vitconv.vit.xformers_style.release import release
 # How often a training is looked at, in steps.
 EVERY = 20
 HEADS = 3
+# What the page shows of the checks' figures.
+FIGURES = frozenset(
+    {
+        "gradient-profile.rho",
+        "gradient-profile.token_cosine",
+        "attention.largest",
+        "stream-growth.power_attn",
+        "stream-growth.growth",
+        "deepnorm-bound.bound",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -148,27 +158,33 @@ def with_eps(of: Context, eps: float) -> Context:
 
 
 def verdicts(cell: Cell) -> dict[str, Any]:
-    """Run the checks that need no training, with this plan, and return {check: level and worst finding}."""
+    """Run the checks that need no training, with this plan; return their levels, and what warns or fails in words."""
     looked = dataclasses.replace(context(cell), plan=dataclasses.replace(cell.plan, batch=8))
-    order = ("ok", "info", "warn", "error")
-    found: dict[str, Any] = {}
+    levels: dict[str, str] = {}
+    said: dict[str, str] = {}
+    figures: dict[str, float] = {}
     for outcome in run_checks(looked, chosen()):
-        if outcome.findings:
-            worst = max(outcome.findings, key=lambda f: order.index(f.level))
-            figures: dict[str, Any] = {}
-            for finding in outcome.findings:
-                figures |= {k: v for k, v in finding.figures.items() if isinstance(v, (int, float))}
-            found[outcome.check.id] = {"level": worst.level, "text": worst.text, "figures": _rounded(figures)}
-    return {"checks": found, "signals": signals(looked)}
+        if not outcome.findings:
+            continue
+        name = outcome.check.id
+        levels[name] = outcome.level
+        texts = [f.text for f in outcome.findings if f.level == outcome.level and f.level in ("warn", "error")]
+        if texts:
+            said[name] = texts[0]
+        for finding in outcome.findings:
+            for key, value in finding.figures.items():
+                if f"{name}.{key}" in FIGURES:
+                    figures[f"{name}.{key}"] = float(f"{value:.4g}")
+    return {"levels": levels, "said": said, "figures": figures, "stream": signals(looked)}
 
 
-def signals(of: Context) -> dict[str, Any]:
+def signals(of: Context) -> list[float]:
     """Return the stream's RMS ahead of the blocks, after the first, the middle and the last."""
     from vitconv.checks.base.passes import rms
 
     sizes = [rms(x) for _, x in of.signals.stream()]
     places = (0, 1, len(sizes) // 2, len(sizes) - 1)
-    return {"stream": [float(f"{sizes[i]:.3g}") for i in places]}
+    return [float(f"{sizes[i]:.3g}") for i in places]
 
 
 def training(cell: Cell) -> dict[str, Any]:
@@ -219,7 +235,3 @@ def _held() -> Data:
 
 def _parts(values: tuple[float, ...], size: int) -> list[tuple[float, ...]]:
     return [values[i : i + size] for i in range(0, len(values), size)]
-
-
-def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}

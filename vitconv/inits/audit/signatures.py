@@ -86,7 +86,7 @@ def _deepnorm_bound(p: Profile) -> Iterator[Finding]:
     if found is not None and not LOW <= found <= HIGH:
         which = "beta is missing in the weights" if found > HIGH else "the branches are too small for this alpha"
         yield Finding(
-            "deepnet-bound", "fail", p.names("attn.v", "attn.out", "mlp.up", "mlp.down"),
+            "deepnet-bound", "warn", p.names("attn.v", "attn.out", "mlp.up", "mlp.down"),
             f"N[(v²+w²) of attention + (v²+w²) of the MLP] / alpha² = {found:.3g}, expected 1: {which}",
             "init with the scheme deepnorm, and nothing after it",
         )  # fmt: skip
