@@ -175,7 +175,7 @@ def test_heads_are_proven_by_the_query_norm():
     [
         ({"heads": 3}, "heads=3 does not divide the attention width 8"),
         ({"attention": "linear"}, "attention=linear"),
-        ({"position": "rope"}, "position=rope"),
+        ({"position": "rope", "rope_layout": "half", "heads": 4}, "rotary positions turn quarters of a head"),
         ({"pooling": "map"}, "pooling=map"),
         ({"residual_alpha": 2.0}, "residual_alpha=2.0 belongs to deepnorm, not to pre"),
         ({"norm_placement": "post", "kv_normalised": False}, "kv_normalised=false belongs to pre-norm"),

@@ -9,6 +9,7 @@ from vitconv.kernels.focused.module import Form
 from vitconv.layout.semantics import Semantics
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.norm import Norm
+from vitconv.vit.positions import Turn, turned
 
 
 class FocusedAttention(nn.Module):
@@ -31,8 +32,8 @@ class FocusedAttention(nn.Module):
         self.v = nn.Linear(d, a, bias=config.v_bias)
         self.out = nn.Linear(a, d, bias=config.out_bias)
 
-    def forward(self, queries: Tensor, others: Tensor) -> Tensor:
-        """Attend from `queries`: [b t d] to `others`: [b t d], float; the result is [b t d]."""
+    def forward(self, queries: Tensor, others: Tensor, turn: Turn | None = None, bias: Tensor | None = None) -> Tensor:
+        """Attend from `queries`: [b t d] to `others`: [b t d], float; the result is [b t d]. It takes no positions."""
         q, k, v = self.q(queries), self.k(others), self.v(others)
         scale = q.new_zeros(1, 1, q.shape[-1])
         return self.out(self.form.attend(q, k, v, scale, None, self.heads, torch.zeros_like(q)))
@@ -57,6 +58,13 @@ class Attention(nn.Module):
         d, a, e, facts = config.width, config.attention_width, config.head_width, config.facts
         kind = facts.norm_kind or "layernorm"
         self.heads, self.causal = config.heads, facts.attention == "causal"
+        self.half = facts.rope_layout == "half"
+        # Of some codebases' files: no part of the function.
+        self.k_masked = nn.Parameter(torch.zeros(a)) if config.k_masked else None
+        self.rel_pos, self.rel_pos_cls = (
+            nn.Parameter(torch.zeros(rows, config.heads)) if config.relative and not config.relative_shared else None
+            for rows in (config.relative, 3)
+        )
         self.scale = e**-0.5 if facts.attention_scale is None else facts.attention_scale
         self.q = nn.Linear(d, a, bias=config.q_bias)
         self.k = nn.Linear(d, a, bias=config.k_bias)
@@ -69,15 +77,19 @@ class Attention(nn.Module):
         self.norm = Norm(a, facts.norm_eps or 0.0, kind, config.norm_bias) if config.attn_norm else nn.Identity()
         self.out = nn.Linear(a, d, bias=config.out_bias)
 
-    def forward(self, queries: Tensor, others: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, others: Tensor, turn: Turn | None = None, bias: Tensor | None = None) -> Tensor:
         """Attend from `queries`: [b t d] to `others`: [b t d], float; the result is [b t d].
 
+        `turn` are the cosines and sines of rotary positions, `bias` [h t t] is added to the logits.
         Both are the same tensor in every ViT, except in xformers <= 0.0.9 with pre-norm: keys and values are
         projected from the stream that was not normalised.
         """
         q, k = self.q_norm(self._split(self.q(queries))), self.k_norm(self._split(self.k(others)))
         v = self._split(self.v(others))
+        if turn is not None:
+            q, k = turned(q, turn, self.half), turned(k, turn, self.half)
         logits = (self.scale * q) @ k.transpose(-2, -1)
+        logits = logits if bias is None else logits + bias
         if self.causal:
             ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))

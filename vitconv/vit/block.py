@@ -12,6 +12,7 @@ from vitconv.vit.attention import Attention, FocusedAttention
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.mlp import Mlp
 from vitconv.vit.norm import Norm
+from vitconv.vit.positions import Turn
 
 
 class Block(nn.Module):
@@ -41,11 +42,13 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.ls2 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the stream x: [b t d], float, to the stream after this block, [b t d]."""
+    def forward(self, x: Tensor, turn: Turn | None = None, bias: Tensor | None = None) -> Tensor:
+        """Map the stream x: [b t d], float, to the stream after this block, [b t d]; see `Attention` for the rest."""
+        # A plain ViT's attention has nothing beside the stream, and may be replaced by one that knows no more.
+        more = () if turn is None and bias is None else (turn, bias)
 
         def attend(normed: Tensor) -> Tensor:
-            return self.attn(normed, x if self.raw_kv else normed)
+            return self.attn(normed, x if self.raw_kv else normed, *more)
 
         y = self._branch(x, attend, self.norm1, self.ls1)
         return self._branch(y, self.mlp, self.norm2, self.ls2)

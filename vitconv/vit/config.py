@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 
 from vitconv.errors import Refused
@@ -19,7 +19,11 @@ class ViTConfig:
 
     Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0:
     no table), `registers` r, `classes` o (0: no head), `pool_dense` the width after the pooler (0: none). A flag says
-    that the tensors of that name exist. `facts` holds what no tensor says; use `config_from_shapes` to have it checked
+    that the tensors of that name exist. `relative` counts the
+    rows of the table of relative positions, `periods` the stored periods of rotary positions; `pool_map` and `pool_mlp`
+    are the widths of an attention-pooling head. `inert` are tensors that training alone uses, such as a decoder.
+
+    `facts` holds what no tensor says; use `config_from_shapes` to have it checked
     for completeness.
     """
 
@@ -59,6 +63,16 @@ class ViTConfig:
     pool_norm: bool = False
     pool_dense: int = 0
     head_bias: bool = True
+    k_masked: bool = False
+    relative: int = 0
+    relative_shared: bool = False
+    periods: int = 0
+    norm_cls: bool = False
+    pixel_norm: bool = False
+    patch_norm: bool = False
+    pool_map: int = 0
+    pool_mlp: int = 0
+    inert: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def heads(self) -> int:
@@ -88,6 +102,11 @@ class ViTConfig:
         if facts.image_size is not None:
             return facts.image_size[0] // self.patch[0], facts.image_size[1] // self.patch[1]
         side = isqrt(self.positions)
+        if self.relative and not side:
+            # A square grid of side s has a table of (2 s - 1)^2 rows.
+            side = (isqrt(self.relative) + 1) // 2
+            if (2 * side - 1) ** 2 == self.relative:
+                return side, side
         if side == 0 or side * side != self.positions:
             raise Refused(
                 f"the patch grid is unknown: {self.positions} positions are no square; say --set grid=ROWSxCOLUMNS"
@@ -119,13 +138,15 @@ _NEEDED = {
     "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
     "pooling": "what is pooled ahead of the head",
     "position": "how positions enter, since there is no position table",
+    "rope_layout": "which components of a head a rotary position turns together",
+    "rope_reference": "the grid that the places of interleaved rotary positions are numbered in",
     "focusing_factor": "the power of focused linear attention",
 }
 _EXAMPLE = {
     "heads": "12", "norm_placement": "pre", "residual_alpha": "2.2134", "norm_kind": "layernorm",
     "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
     "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
-    "position": "none", "focusing_factor": "3",
+    "position": "none", "focusing_factor": "3", "rope_layout": "half", "rope_reference": "16x16",
 }  # fmt: skip
 
 
@@ -157,6 +178,13 @@ def _proven(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], 
         more["heads"] = shapes["blocks.0.attn.q.weight"][0] // shapes["blocks.0.attn.q_norm.weight"][0]
     if sizes["norm_bias"]:
         more["norm_kind"] = "layernorm"
+    table = shapes.get("rel_pos", shapes.get("blocks.0.attn.rel_pos"))
+    if table is not None:
+        more["heads"] = table[1]
+    if "rope.periods" in shapes:
+        more |= {"heads": shapes["blocks.0.attn.q.weight"][0] // (4 * shapes["rope.periods"][0]), "position": "rope"}
+    if "pool.probe" in shapes:
+        more["pooling"] = "map"
     if facts.norm_placement in ("post", "deepnorm", "res-post"):
         # Without a norm on the way into attention the question does not arise.
         more["kv_normalised"] = True
@@ -171,7 +199,9 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "final_norm_eps": config.norm or config.pool_norm,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
-        "position": config.positions == 0 and config.channels > 0,
+        "position": config.positions == 0 and config.channels > 0 and not config.relative,
+        "rope_layout": facts.position == "rope",
+        "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved",
         "focusing_factor": facts.attention in FOCUSED,
     }
     return [name for name in _NEEDED if needed.get(name, True) and getattr(facts, name) is None]
@@ -194,10 +224,16 @@ def _check_computable(config: ViTConfig) -> None:
         wrong.append(f"attention={facts.attention}: the reference computes softmax, causal and the named focused ones")
     if facts.attention in FOCUSED and (config.qk_norm or config.attn_norm):
         wrong.append(f"attention={facts.attention} has no norms of queries, keys or heads")
-    if facts.position in ("rope", "relative"):
-        wrong.append(f"position={facts.position}: the reference adds a table, or nothing")
-    if facts.pooling == "map":
-        wrong.append("pooling=map: the reference pools token, avg, avg-prefix or none")
+    if facts.position == "relative" and not config.relative:
+        wrong.append("position=relative, but there is no table of relative positions")
+    if config.relative and not (config.cls and config.prefix == 1):
+        wrong.append("a table of relative positions is for one class token and the patches")
+    if facts.position == "rope" and config.head_width % 4:
+        wrong.append(f"rotary positions turn quarters of a head, and heads are {config.head_width} wide")
+    if (facts.pooling == "map") != (config.pool_map > 0):
+        wrong.append(
+            f"pooling={facts.pooling}, and there is {'an' if config.pool_map else 'no'} attention-pooling head"
+        )
     if facts.pooling == "token" and not config.cls:
         wrong.append("pooling=token, but there is no class token")
     if facts.norm_placement != "deepnorm" and facts.residual_alpha not in (None, 1.0):

@@ -10,6 +10,21 @@ from vitconv.vit.config import ViTConfig
 from vitconv.vit.norm import Norm
 
 
+class PixelNorm(nn.Module):
+    """Normalise all pixels of a patch together (lucidrains/vit-pytorch, vit.py, since 1.2)."""
+
+    def __init__(self, shape: tuple[int, ...], eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Cut images: [b c height width] into patches and norm them: [b n (c p q)]."""
+        sides = self.weight.shape[1:]
+        x = nn.functional.unfold(images, sides, stride=sides).transpose(1, 2)
+        return nn.functional.layer_norm(x, x.shape[-1:], self.weight.flatten(), self.bias.flatten(), self.eps)
+
+
 class Embed(nn.Module):
     """Cut the image into patches, add their positions, and put class, distillation and register tokens ahead.
 
@@ -33,9 +48,21 @@ class Embed(nn.Module):
         )
         self.mask = row(config.mask, d)
         self.pos = row(config.positions > 0, config.positions, d)
+        eps = facts.embed_norm_eps or 0.0
+        self.pixel_norm = PixelNorm((c, *config.patch), eps) if config.pixel_norm else None
+        self.patch_norm = Norm(d, eps, facts.norm_kind or "layernorm", config.norm_bias) if config.patch_norm else None
         self.patch = nn.Conv2d(c, d, config.patch, config.patch, bias=config.patch_bias) if c else None
         kind = facts.norm_kind or "layernorm"
         self.norm = Norm(d, facts.embed_norm_eps or 0.0, kind, config.norm_bias) if config.embed_norm else nn.Identity()
+
+    def _patches(self, images: Tensor) -> Tensor:
+        assert self.patch is not None
+        if self.pixel_norm is None:
+            x = self.patch(images).flatten(2).transpose(1, 2)
+        else:
+            weight = self.patch.weight.flatten(1)
+            x = nn.functional.linear(self.pixel_norm(images), weight, self.patch.bias)
+        return x if self.patch_norm is None else self.patch_norm(x)
 
     def forward(self, images: Tensor, masked: Tensor | None = None) -> Tensor:
         """Embed images: [b c height width], float; the stream is [b t d], t = prefix + n.
@@ -46,7 +73,7 @@ class Embed(nn.Module):
             UsageError: the image does not give the n patches of the position table, or patches are masked and
                 there is no mask token.
         """
-        x = images if self.patch is None else self.patch(images).flatten(2).transpose(1, 2)
+        x = images if self.patch is None else self._patches(images)
         if self.pos is not None and x.shape[1] != self.positions:
             size = " x ".join(str(n) for n in images.shape[2:])
             raise UsageError(

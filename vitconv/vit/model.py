@@ -6,22 +6,26 @@ in `ViTConfig.facts`.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitconv.vit.activation import activation
 from vitconv.vit.block import Block
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.embed import Embed
 from vitconv.vit.norm import Norm
+from vitconv.vit.positions import Rope, relative_bias
 
 
 class Pool(nn.Module):
     """Reduce the stream to what the head sees: pick or average tokens, then norm and dense, if present.
 
-    token: the class token. avg: the mean over the patches. avg-prefix: the mean over all tokens. none: the
-    stream. The dense layer is followed by tanh, as BERT's pooler is.
+    map: the answer of an attention-pooling head to its probe (Zhai et al., 2022). token: the class token. avg: the mean
+    over the patches. avg-prefix: the mean over all tokens. none: the stream. The dense layer is followed by tanh, as
+    BERT's pooler is.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -31,6 +35,14 @@ class Pool(nn.Module):
         kind, eps = facts.norm_kind or "layernorm", facts.final_norm_eps or 0.0
         self.norm = Norm(d, eps, kind, config.norm_bias) if config.pool_norm else nn.Identity()
         self.dense = nn.Linear(d, config.pool_dense) if config.pool_dense else None
+        if config.pool_map:
+            u, w = config.pool_map, config.pool_mlp
+            self.heads, self.act = config.heads, activation(facts.activation or "")
+            self.probe = nn.Parameter(torch.zeros(d))
+            self.q, self.k, self.v = (nn.Linear(d, u) for _ in range(3))
+            self.out = nn.Linear(u, d)
+            self.mlp_norm = Norm(d, eps, kind)
+            self.up, self.down = nn.Linear(d, w), nn.Linear(w, d)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool x: [b t d], float, to [b d]; pooling none keeps [b t d]."""
@@ -40,8 +52,19 @@ class Pool(nn.Module):
             x = x[:, self.prefix :].mean(1)
         elif self.kind == "avg-prefix":
             x = x.mean(1)
+        elif self.kind == "map":
+            x = self._attended(x[:, self.prefix :])
         x = self.norm(x)
         return x if self.dense is None else self.dense(x).tanh()
+
+    def _attended(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.q(self.probe.expand(len(x), 1, -1)), self.k(x), self.v(x))
+        )
+        heads = (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
+        y = self.out(heads.transpose(1, 2).flatten(2))[:, 0]
+        return y + self.down(self.act(self.up(self.mlp_norm(y))))
 
 
 class ViT(nn.Module):
@@ -65,6 +88,14 @@ class ViT(nn.Module):
 
         self.trunk_norm = norm(config.trunk_norm, facts.norm_eps)
         self.norm = norm(config.norm, facts.final_norm_eps)
+        self.norm_cls = norm(True, facts.final_norm_eps) if config.norm_cls else None
+        self.rope = Rope(config) if facts.position == "rope" else None
+        shared = config.relative if config.relative_shared else 0
+        self.rel_pos, self.rel_pos_cls = (
+            nn.Parameter(torch.zeros(rows, config.heads)) if shared else None for rows in (shared, 3)
+        )
+        for name, shapes in config.inert.items():
+            self.add_module(name, inert(shapes))
         self.pool = Pool(config)
         self.head = nn.Linear(config.pool_dense or d, config.classes, config.head_bias) if config.classes else None
         self.head_dist = nn.Linear(d, config.classes_dist, config.head_bias) if config.classes_dist else None
@@ -82,14 +113,46 @@ class ViT(nn.Module):
         """
         with _Recorder(self, taps):
             x = self.embed(images, masked)
+            turn, grid = None, (0, 0)
+            if self.embed.patch is not None:
+                grid = (images.shape[2] // self.config.patch[0], images.shape[3] // self.config.patch[1])
+            if self.rope is not None:
+                turn = self.rope(grid, x)
             for block in self.blocks:
-                x = block(x)
-            x = self.norm(self.trunk_norm(x))
+                bias = self._bias(block, grid)
+                x = block(x) if turn is None and bias is None else block(x, turn, bias)
+            x = self._normed(self.trunk_norm(x))
             pooled = self.pool(x)
             if self.head is None:
                 return pooled
             logits = self.head(pooled)
             return logits if self.head_dist is None else (logits + self.head_dist(x[:, 1])) / 2
+
+    def _bias(self, block: nn.Module, grid: tuple[int, int]) -> Tensor | None:
+        table, rows = self.rel_pos, self.rel_pos_cls
+        if table is None:
+            table, rows = getattr(block.attn, "rel_pos", None), getattr(block.attn, "rel_pos_cls", None)
+        return None if table is None or rows is None else relative_bias(table, rows, grid)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        if self.norm_cls is None:
+            return self.norm(x)
+        before = self.config.prefix
+        return torch.cat([self.norm_cls(x[:, :before]), self.norm(x[:, before:])], 1)
+
+
+def inert(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Return a module that holds tensors by dotted names and takes no part in the function."""
+    root = nn.Module()
+    for name, shape in shapes.items():
+        *path, last = name.split(".")
+        at = root
+        for part in path:
+            if part not in dict(at.named_children()):
+                at.add_module(part, nn.Module())
+            at = at.get_submodule(part)
+        at.register_parameter(last, nn.Parameter(torch.zeros(shape)))
+    return root
 
 
 class _Recorder:

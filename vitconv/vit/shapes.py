@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import Refused
-from vitconv.layout.canonical import SCHEMA, layer_of, template_of
+from vitconv.layout.canonical import SCHEMA, layer_of, stack_of, template_of
 
 if TYPE_CHECKING:
     from vitconv.vit.config import ViTConfig
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Shapes = dict[str, tuple[int, ...]]
 
 _BLOCK = "blocks.0."
+INERT = ("decoder", "mim", "norm_local")
 
 
 def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     d = shapes[f"{_BLOCK}attn.q.weight"][1]
     # Without a patch projection it is a bare trunk, on tokens.
     _, c, p, q = shapes.get("embed.patch.weight", (d, 0, 1, 1))
-    layers = {i for name in shapes if (i := layer_of(name)) is not None}
+    layers = {i for name in shapes if (i := layer_of(name)) is not None and not stack_of(name)}
     has = shapes.__contains__
     return {
         "width": d,
@@ -69,7 +70,27 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "pool_norm": has("pool.norm.weight"),
         "pool_dense": shapes["pool.dense.weight"][0] if has("pool.dense.weight") else 0,
         "head_bias": has("head.bias") or not has("head.weight"),
+        "k_masked": has(f"{_BLOCK}attn.k_masked"),
+        "relative": shapes.get("rel_pos", shapes.get(f"{_BLOCK}attn.rel_pos", (0,)))[0],
+        "relative_shared": has("rel_pos"),
+        "periods": shapes.get("rope.periods", (0,))[0],
+        "norm_cls": has("norm_cls.weight"),
+        "pixel_norm": has("embed.pixel_norm.weight"),
+        "patch_norm": has("embed.patch_norm.weight"),
+        "pool_map": shapes.get("pool.q.weight", (0,))[0],
+        "pool_mlp": shapes.get("pool.up.weight", (0,))[0],
+        "inert": _inert(shapes),
     }
+
+
+def _inert(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return what training alone uses, by the module it is under."""
+    out: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        head, _, rest = name.partition(".")
+        if head in INERT:
+            out.setdefault(head, {})[rest] = shape
+    return out
 
 
 def expected_shapes(config: ViTConfig) -> Shapes:
@@ -99,6 +120,9 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     put(config.pos_reg, "embed.pos_reg", config.registers, d)
     put(config.channels, "embed.patch.weight", d, config.channels, *config.patch)
     put(config.channels and config.patch_bias, "embed.patch.bias", d)
+    for kind in ("weight", "bias"):
+        put(config.pixel_norm, f"embed.pixel_norm.{kind}", config.channels, *config.patch)
+    norm("embed.patch_norm", d, config.patch_norm)
     norm("embed.norm", d, config.embed_norm)
     for i in range(config.depth):
         block = f"blocks.{i}"
@@ -108,6 +132,10 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         # The head width is a fact, so a tensor that has it is only looked up when it exists.
         for part in ("q_norm", "k_norm") if config.qk_norm else ():
             norm(f"{block}.attn.{part}", config.head_width, bias=config.qk_norm_bias)
+        own = config.relative if config.relative and not config.relative_shared else 0
+        put(own, f"{block}.attn.rel_pos", own, config.heads if own else 0)
+        put(own, f"{block}.attn.rel_pos_cls", 3, config.heads if own else 0)
+        put(config.k_masked, f"{block}.attn.k_masked", a)
         norm(f"{block}.attn.norm", a, config.attn_norm)
         linear(f"{block}.attn.out", d, a, config.out_bias)
         put(config.layer_scale, f"{block}.ls1", d)
@@ -117,12 +145,24 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         norm(f"{block}.mlp.norm", m, config.mlp_norm)
         linear(f"{block}.mlp.down", d, m, config.mlp_bias)
         put(config.layer_scale, f"{block}.ls2", d)
+    put(config.relative_shared, "rel_pos", config.relative, config.heads if config.relative_shared else 0)
+    put(config.relative_shared, "rel_pos_cls", 3, config.heads if config.relative_shared else 0)
+    put(config.periods, "rope.periods", config.periods)
     norm("trunk_norm", d, config.trunk_norm)
     norm("norm", d, config.norm)
+    norm("norm_cls", d, config.norm_cls)
     norm("pool.norm", d, config.pool_norm)
+    put(config.pool_map, "pool.probe", d)
+    for part in "qkv":
+        linear(f"pool.{part}", config.pool_map, d, True, config.pool_map)
+    linear("pool.out", d, config.pool_map, True, config.pool_map)
+    norm("pool.mlp_norm", d, config.pool_map > 0, bias=True)
+    linear("pool.up", config.pool_mlp, d, True, config.pool_map)
+    linear("pool.down", d, config.pool_mlp, True, config.pool_map)
     linear("pool.dense", config.pool_dense, d, True, config.pool_dense)
     linear("head", config.classes, config.pool_dense or d, config.head_bias, config.classes)
     linear("head_dist", config.classes_dist, d, config.head_bias, config.classes_dist)
+    out |= {f"{head}.{name}": shape for head, shapes in config.inert.items() for name, shape in shapes.items()}
     return out
 
 
