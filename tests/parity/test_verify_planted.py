@@ -283,12 +283,13 @@ def test_precision_lost_under_autocast_alone_is_seen(kind, of, precision, live):
         "profile": "strict",
         "inputs": ["coloured"],
     }
-    deep = live_deep(live, 5)
-    result = verify(deep, live_deep(live, 5, everywhere(kind, of)), **rules)
+    # The loss of each block adds up; in a shallow network it is little more than what correct code varies by.
+    deep = live_deep(live, 12)
+    result = verify(deep, live_deep(live, 12, everywhere(kind, of)), **rules)
     assert result.stage("function").status == "ok"
     assert result.verdict == "differs"
     assert "the same function in float64" in result.reason
-    assert verify(deep, live_deep(live, 5), **rules).verdict == "same"
+    assert verify(deep, live_deep(live, 12), **rules).verdict == "same"
 
 
 def live_deep(live: Any, depth: int, change: Any = None) -> Any:
