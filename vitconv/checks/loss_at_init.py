@@ -61,9 +61,9 @@ CHECK = Check(
     measures="cross-entropy L, and the std s of the logits over classes, on the first batch; a head of zeros gives "
     "exactly "
     "ln C, random logits of std s add s²/2",
-    threshold="warn when L - ln C > s²/2 + 3 s/sqrt(b) + 0.05, the last being sampling noise; error at twice ln C; warn "
-    "at s > 2 (1.3, of a small Xavier head, trained in every network tried); error when all images get the same logits "
-    "and no branch is gated off by design",
+    threshold="warn when L - ln C > s²/2 + 3 s/sqrt(b) + 0.05, the last being sampling noise; error at twice ln C; "
+    "warn at s > 2 (1.3, of a small Xavier head, trained in every network tried); error when all images get the same "
+    "logits and no branch is gated off by design",
     advice="make the head smaller (std .02, or zero), and check that labels and classes match",
     cost="pass",
     run=run,

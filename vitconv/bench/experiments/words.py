@@ -49,8 +49,9 @@ logits or entropy at the start: nothing is wrong with the first forward and back
 **Shown here, at this size:** un-normalised keys and values alone turn a run that learns into one whose attention
 logits and stream grow by orders of magnitude within a hundred steps and which never comes back; a high learning rate
 and depth are needed; it happens in float32, so half precision is not its cause, though the values would leave
-float16's range at once. No other difference that the thread named does so by itself; accuracy and largest stream RMS of those runs: LayerNorm eps 1e-5: {eps}. Init
-that misses q, k and v: {init}. FusedMLP: {fused}. Added to raw keys and values, they do not save it: {raw_with} blew up. Of all runs with normalised keys and values, {right_all} did.
+float16's range at once. No other difference that the thread named does so by itself; accuracy and largest stream RMS
+of those runs: LayerNorm eps 1e-5: {eps}. Init that misses q, k and v: {init}. FusedMLP: {fused}. Added to raw keys
+and values, they do not save it: {raw_with} blew up. Of all runs with normalised keys and values, {right_all} did.
 
 **Consistent with the report:** its pre-norm runs are of releases and commits up to d4c28fb (2022-03-01), and the fix,
 78bc58cb, is of 2022-03-11; "one update completely breaks the model", no NaN at first, not on CIFAR and not on a
