@@ -209,3 +209,23 @@ def test_two_processes_refuse_together(source: Path, tmp_path: Path) -> None:
     assert "stranger" in done.stderr
     assert not (tmp_path / "out").exists()
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.slow
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    """64 tensors of 4 MiB, in a process of its own."""
+    code = f"""
+import resource, torch, torch.distributed.checkpoint
+from pathlib import Path
+from vitconv.io.dcp_write import write_dcp
+from vitconv.io.header import Out
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def out(i):
+    return Out(f"w{{i}}", "F32", (1 << 20,), lambda: iter([bytes(4 << 20)]))
+write_dcp(Path({str(tmp_path / "a")!r}), {{("m", "w"): out(0)}}, {{}}, durable=False)
+before = peak()
+write_dcp(Path({str(tmp_path / "b")!r}), {{("m", f"w{{i}}"): out(i) for i in range(64)}}, {{}}, durable=False)
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=True)
+    assert int(done.stdout) < 32 << 10

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitconv.errors import Refused, VitconvError
+from vitconv.errors import LayoutError, Refused, VitconvError
 from vitconv.io.header import Out
-from vitconv.io.segment import Segment, read_at
+from vitconv.io.segment import Segment, fill
 
 if TYPE_CHECKING:
     from vitconv.io.stream import Progress
 
+_PIECE = 4 << 20
 # Dtypes by their safetensors names, as torch calls them.
 _TORCH: Mapping[str, str] = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -52,20 +53,25 @@ def write_dcp(
     for path, value in values.items():
         _put(state, path, value)
     done = 0
+    last: Any = None
 
     class Streamed(DefaultSavePlanner):  # type: ignore[misc]
         """Gives a tensor its data only when its turn comes."""
 
         def lookup_object(self, index: Any) -> Any:
-            nonlocal done
+            nonlocal done, last
             out = outs.get(index.fqn)
             if out is None:
                 return super().lookup_object(index)
-            tensor = tensor_of(out)
+            # torch's writer keeps every tensor it has written; its memory goes when the next one is asked for.
+            if last is not None:
+                last.untyped_storage().resize_(0)
+                _trim()
+            last = tensor_of(out)
             done += out.nbytes
             if progress is not None:
                 progress(done, total)
-            return tensor
+            return last
 
     try:
         with warnings.catch_warnings():
@@ -73,7 +79,8 @@ def write_dcp(
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             save(
                 state,
-                storage_writer=FileSystemWriter(folder, sync_files=durable),
+                # Nothing is copied ahead: a tensor is written before the next one is asked for.
+                storage_writer=FileSystemWriter(folder, sync_files=durable, per_thread_copy_ahead=0),
                 planner=Streamed(),
                 process_group=process_group,
                 no_dist=process_group is None,
@@ -82,6 +89,15 @@ def write_dcp(
         raise
     except (Exception, CheckpointException) as error:
         raise Refused(f"{folder}: torch could not write the distributed checkpoint: {_reason(error)}") from error
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, where the C library can: aligned blocks leave holes that nothing fits."""
+    import contextlib
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _put(state: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -94,16 +110,31 @@ def tensor_of(out: Out) -> Any:
     """Return the data of an output as a torch tensor of its dtype and shape."""
     import torch
 
-    data = bytearray(out.nbytes)
-    at = 0
-    for chunk in out.chunks():
-        part = read_at(chunk.fd, chunk.offset, chunk.nbytes) if isinstance(chunk, Segment) else memoryview(chunk)
-        size = len(part) if isinstance(part, bytes) else part.nbytes
-        data[at : at + size] = part if isinstance(part, bytes) else part.cast("B")
-        at += size
     if not out.nbytes:
         return torch.empty(out.shape, dtype=_dtype(out.dtype))
-    return torch.frombuffer(data, dtype=_dtype(out.dtype)).reshape(out.shape)
+    # Not by way of numpy: a storage that numpy has seen cannot be given back.
+    raw = torch.empty(out.nbytes, dtype=torch.uint8)
+    at = 0
+    for part in _parts(out):
+        raw[at : at + len(part)] = torch.frombuffer(part, dtype=torch.uint8)
+        at += len(part)
+    if at != out.nbytes:
+        raise LayoutError(f"{out.key} was given {at} bytes, its header says {out.nbytes}")
+    return raw.view(_dtype(out.dtype)).reshape(out.shape)
+
+
+def _parts(out: Out) -> Iterator[bytearray]:
+    """Yield the bytes of an output in pieces that are not empty."""
+    for chunk in out.chunks():
+        size = chunk.nbytes if isinstance(chunk, Segment) else memoryview(chunk).nbytes
+        for at in range(0, size, _PIECE):
+            stop = min(at + _PIECE, size)
+            if isinstance(chunk, Segment):
+                part = bytearray(stop - at)
+                fill(chunk.fd, memoryview(part), chunk.offset + at)
+                yield part
+            else:
+                yield bytearray(memoryview(chunk).cast("B")[at:stop])
 
 
 def _dtype(name: str) -> Any:
