@@ -97,10 +97,12 @@ def test_the_reference_gives_the_author_s_numbers(name: str) -> None:
     module, trace, dialect = network(name)
     x = trace["input"].clone().requires_grad_()
     y = module(x)
-    assert near(y, trace["output"]) < 1e-12
+    # EVA-02's author takes the frequencies of the waves in float32, whatever the network is in.
+    close = 2e-6 if dialect == "eva" else 1e-12
+    assert near(y, trace["output"]) < close
     y.backward(trace["grad_output"])
     assert x.grad is not None
-    assert near(x.grad, trace["grad.input"]) < 1e-11
+    assert near(x.grad, trace["grad.input"]) < 10 * close
     weights, _, _ = read(name)
     own = {k.removeprefix("grad."): v for k, v in trace.items() if k.startswith("grad.") and k != "grad.input"}
     # A table that the author keeps fixed has no gradient.
@@ -110,7 +112,7 @@ def test_the_reference_gives_the_author_s_numbers(name: str) -> None:
     scale = max(float(g.abs().max()) for g in found.values())
     off = {k: float((g - moved[k]).abs().max()) / scale for k, g in found.items() if not moved[k].isnan().any()}
     assert len(off) >= len(found) - 3
-    assert {k: v for k, v in off.items() if v > 1e-12} == {}
+    assert {k: v for k, v in off.items() if v > 10 * close} == {}
 
 
 def near(a: Tensor, b: Tensor) -> float:
