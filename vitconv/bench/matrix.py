@@ -133,17 +133,22 @@ def measure(pieces: Sequence[Piece], *, jobs: int = 1, tell: Tell = lambda text:
             done.append(piece.run())
             tell(f"{len(done)}/{len(pieces)} {piece}")
     else:
-        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures import ProcessPoolExecutor, as_completed
         from multiprocessing import get_context
 
         # The costly ones first, so that none is left running alone at the end.
         order = sorted(range(len(pieces)), key=lambda i: _COST.index(pieces[i].what))
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-            futures = {i: pool.submit(pieces[i].run) for i in order}
-            for n, i in enumerate(order):
-                futures[i].result()
-                tell(f"{n + 1}/{len(pieces)} {pieces[i]}")
-            done = [futures[i].result() for i in range(len(pieces))]
+            futures = {pool.submit(pieces[i].run): i for i in order}
+            results: dict[int, list[Cell | Clean]] = {}
+            try:
+                for future in as_completed(futures):
+                    results[futures[future]] = future.result()
+                    tell(f"{len(results)}/{len(pieces)} {pieces[futures[future]]}")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            done = [results[i] for i in range(len(pieces))]
     by: dict[str, list[Cell]] = {"singles": [], "pairs": [], "half": []}
     clean: list[Clean] = []
     for piece, found in zip(pieces, done, strict=True):

@@ -198,15 +198,15 @@ def embed_and_head() -> Iterator[Mutation]:
     half = (0.5, 0.5, 0.5)
     yield Mutation("patch kernel transposed", ("patch-transposed",), _patch(lambda w: w.transpose(2, 3)))
     yield Mutation("patch kernel turned", ("patch-rotated",), _patch(lambda w: w.flip(2, 3)))
-    yield Mutation("kernel in BGR", ("channels-reversed",), _patch(lambda w: w.flip(1)), _colour)
-    yield Mutation("images in BGR", ("channels-reversed",), _images(lambda x: x.flip(1)), _colour)
+    yield Mutation("kernel in BGR", ("channels-reversed",), _patch(lambda w: w.flip(1)), colour)
+    yield Mutation("images in BGR", ("channels-reversed",), _images(lambda x: x.flip(1)), colour)
     flat = _patch(lambda w: w.flatten(1).unflatten(1, (*w.shape[2:], -1)).permute(0, 3, 1, 2))
-    yield Mutation("(c p p) read as (p p c)", ("patch-cpq-as-pqc",), flat, _colour)
+    yield Mutation("(c p p) read as (p p c)", ("patch-cpq-as-pqc",), flat, colour)
     flat = _patch(lambda w: w.permute(0, 2, 3, 1).reshape(w.shape))
-    yield Mutation("(p p c) read as (c p p)", ("patch-pqc-as-cpq",), flat, _colour)
+    yield Mutation("(p p c) read as (c p p)", ("patch-pqc-as-cpq",), flat, colour)
     yield Mutation("no patch bias", ("patch-bias-missing",), _patch(lambda w: w, 0.0))
-    yield Mutation("input 0.5/0.5 for ImageNet", ("input-half-for-imagenet",), _images(_input_statistics), _colour)
-    yield Mutation("input normalised again", ("input-half-again",), _images(_unnormalise(half, half)), _colour)
+    yield Mutation("input 0.5/0.5 for ImageNet", ("input-half-for-imagenet",), _images(_input_statistics), colour)
+    yield Mutation("input normalised again", ("input-half-again",), _images(_unnormalise(half, half)), colour)
     yield Mutation("input not in 0..1", ("input-255",), _images(lambda x: x * 255.0))
     yield Mutation("images mirrored", ("input-mirrored",), _images(lambda x: torch.flip(x, (3,))))
     yield Mutation("table shifted by a row", ("pos-class-row-last",), _positions(lambda t, n: t.roll(1, 1)), classic)
@@ -249,7 +249,8 @@ def _frozen_stem(net: Any) -> None:
     override(net.patch_embed.proj, forward=forward)
 
 
-def _colour(net: Any) -> bool:
+def colour(net: Any) -> bool:
+    """Whether images have three channels."""
     return net.patch_embed.proj.in_channels == 3
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitconv.bench.mutate import Mutation, linear, override
+from vitconv.bench.mutate import Mutation, colour, linear, override
 from vitconv.bench.mutate_block import (
     attention,
     both,
@@ -135,13 +135,13 @@ def _inputs() -> Iterator[Mutation]:
         return lambda x: (x - x.new_tensor(m)[:, None, None]) / x.new_tensor(s)[:, None, None]
 
     for given in _MEANS:
-        yield Mutation(f"input not normalised, {given}", (f"input-none-for-{given}",), planted(raw(given)))
+        yield Mutation(f"input not normalised, {given}", (f"input-none-for-{given}",), planted(raw(given)), colour)
         for used in _MEANS:
             if given != used and (given, used) != ("imagenet", "half"):
                 change = planted(swapped(given, used))
-                yield Mutation(f"input {used} for {given}", (f"input-{used}-for-{given}",), change)
+                yield Mutation(f"input {used} for {given}", (f"input-{used}-for-{given}",), change, colour)
     for used in ("imagenet", "clip"):
-        yield Mutation(f"input {used} again", (f"input-{used}-again",), planted(again(used)))
+        yield Mutation(f"input {used} again", (f"input-{used}-again",), planted(again(used)), colour)
     yield Mutation("input a 255th", ("input-by-255",), planted(lambda x: x / 255.0))
     # Images rounded to half precision are not here: those of the probe are exact in it.
     yield Mutation("images transposed", ("input-transposed",), planted(lambda x: x.mT))
@@ -268,7 +268,7 @@ def _stem() -> Iterator[Mutation]:
         return plant
 
     yield Mutation("patches by column", ("patches-by-column",), cut)
-    yield Mutation("(c q p) read as (q p c)", ("patch-cqp-as-qpc",), patch)
+    yield Mutation("(c q p) read as (q p c)", ("patch-cqp-as-qpc",), patch, colour)
     yield Mutation("grid mirrored", ("pos-mirrored",), rows(lambda g: g.flip(2)))
     yield Mutation("grid one patch on", ("pos-shifted",), rows(partial(_rolled, by=1)))
     yield Mutation("grid one patch back", ("pos-shifted-back",), rows(partial(_rolled, by=-1)))
