@@ -44,6 +44,10 @@ def read(raw: Any, where: str) -> Found:
     kind = fields.text("model_type")
     from vitconv.configs import hf_models
 
+    if kind in ("swin", "swinv2"):
+        from vitconv.configs import hf_swin
+
+        return hf_swin.read(raw, where)
     if hf_models.tower(raw, where)[0] in hf_models.KINDS:
         return hf_models.read(raw, where)
     if kind not in MODEL_TYPES:

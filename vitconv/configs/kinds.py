@@ -76,6 +76,9 @@ _WRITERS: Mapping[str, str] = MappingProxyType(
         "hf-clip-vision": "hf_models_write",
         "hf-siglip": "hf_models_write",
         "hf-siglip2": "hf_models_write",
+        "hf-swin": "hf_swin",
+        "hf-swin-5": "hf_swin",
+        "hf-swinv2": "hf_swin",
         "xformers": "xformers_write",
         "xformers-fused": "xformers_write",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitconv.layout.canonical import template_of
+from vitconv.layout.canonical import kind_of
 from vitconv.layout.encode import explain_residue
 from vitconv.layout.match import collapse
 from vitconv.layout.plan import Plan, Target
@@ -20,7 +20,7 @@ def describe(p: Plan) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for t in p.targets:
         sources = list(dict.fromkeys(_origin(p, x.source) for x in t.pieces)) or ["(constant)"]
-        tag = (template_of(t.parts[0]) if t.parts else t.key, str(t.shape))
+        tag = (kind_of(t.parts[0]) if t.parts else t.key, str(t.shape))
         row = rows.setdefault(
             tag, {"from": [], "to": [], "shape": t.shape, "dtype": t.dtype, "how": _how(p, t), "n": 0}
         )
