@@ -175,8 +175,16 @@ def closest(
         if tried and least > min(m.badness for m in tried)[0]:
             break
         tried.append(_cover(variants[j], header))
-    m = min(tried, key=lambda m: (m.badness, -len(m.bound), bool(m.dialect.under)))
-    return _solve(m, header, given) if m.fits else m
+    m = min(tried, key=_distance)
+    if not m.fits:
+        return m
+    solved = [_solve(x, header, given) for x in tried if _distance(x) == _distance(m)]
+    # A size that can be told is nearer than a shape that cannot be.
+    return min(solved, key=lambda x: (x.conflict is not None, "--axis" not in (x.conflict or "")))
+
+
+def _distance(m: Match) -> tuple[tuple[int, int], int, bool]:
+    return m.badness, -len(m.bound), bool(m.dialect.under)
 
 
 def _speaks(dialect: Dialect, header: Header) -> bool:
