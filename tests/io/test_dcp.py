@@ -296,3 +296,15 @@ def test_pieces_in_safetensors_are_not_taken_for_tensors(tmp_path: Path) -> None
         open_checkpoint(file)
     with pytest.raises(BadFile):
         open_checkpoint(tmp_path)
+
+
+def test_a_bit_that_fell_over_is_seen_by_the_checksum(folder: Path) -> None:
+    with open_checkpoint(folder) as ckpt:
+        assert ckpt.damaged() == []
+        at = ckpt.segment(next(t for t in ckpt.tensors if t.key == "whole"))
+        name = next(f for f in ckpt.files if f.name == "__0_0.distcp")
+    data = bytearray(name.read_bytes())
+    data[at.offset + 5] ^= 1
+    name.write_bytes(data)
+    with open_checkpoint(folder) as ckpt:
+        assert ckpt.damaged() == ["__0_0.distcp: whole from [0, 0]"]

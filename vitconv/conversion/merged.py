@@ -52,6 +52,10 @@ class Merged(Checkpoint):
         both = self.base.digest + (self.adapter.digest if self.adapter else "")
         return hashlib.sha256(both.encode()).hexdigest()
 
+    def damaged(self) -> list[str]:
+        """Return what the checksums of either file say is damaged."""
+        return [*self.base.damaged(), *(self.adapter.damaged() if self.adapter else [])]
+
     def segment(self, stored: Stored) -> Segment | None:
         """Return the byte range of a tensor, None for a computed one."""
         return None if stored.path in self._made else self.base.segment(stored)

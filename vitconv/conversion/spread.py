@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.place import where
-from vitconv.conversion.prove import check_equal, derived_lines
+from vitconv.conversion.prove import check_equal, check_sums, derived_lines
 from vitconv.conversion.stream import Sources, outputs
 from vitconv.errors import LayoutError, Refused, UsageError
 from vitconv.io.atomic import check_space, explain, replacing, sync_folder
@@ -55,6 +55,7 @@ def write_spread(
     together(lambda: check_space(folder.parent, prepared.nbytes) if first else None)
     together(lambda: check_equal(p, sources) if first else None)
     said = together(lambda: check_values(own, sources))
+    said += together(lambda: check_sums(prepared.source.checkpoint, prove=order.prove) if first else [])
     said += together(lambda: derived_lines(p, sources) if first else [])
     said += together(lambda: _check_lost(sources, ranks, allowed=order.allow_zeros))
     beside = configs_for(p, prepared.source.extra)

@@ -12,13 +12,14 @@ from pathlib import Path
 from vitconv.errors import BadFile, UsageError
 from vitconv.io.contents import Contents, some
 from vitconv.io.dcp_catalogue import Catalogue, Entry, Piece, read_catalogue
-from vitconv.io.dcp_piece import Place, locate, number_or_text
+from vitconv.io.dcp_piece import Place, locate, member_of, number_or_text
 from vitconv.io.file import File
 from vitconv.io.gather import gather
 from vitconv.io.segment import Segment, read_at
 from vitconv.io.source import Checkpoint
 from vitconv.io.tensor import ITEMSIZE, Blob, Stored
 from vitconv.io.training_state import is_training_state
+from vitconv.io.zipdir import Member
 
 CATALOGUE = ".metadata"
 FORMAT = "torch-distributed"
@@ -49,6 +50,16 @@ class Distributed(Checkpoint):
         if place.strides is not None:
             return None
         return Segment(self._by_name[entry.pieces[0].file].fd, place.at, stored.nbytes)
+
+    def damaged(self) -> list[str]:
+        """Return the pieces of weights that are not what the checksums in them say; every byte is read."""
+        from vitconv.io.checksums import damaged
+
+        members: dict[str, list[Member]] = {}
+        for entry in self._entries.values():
+            for piece in entry.pieces if not is_training_state(entry.path) else ():
+                members.setdefault(piece.file, []).append(member_of(self._by_name[piece.file], entry, piece))
+        return [name for file, held in members.items() for name in damaged(self._by_name[file].fd, held)]
 
     def zero_pieces(self, stored: Stored) -> list[str]:
         """Return the files whose piece of a tensor holds nothing but zero bytes."""

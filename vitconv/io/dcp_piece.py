@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from vitconv.errors import BadFile
@@ -12,7 +12,7 @@ from vitconv.io.dcp_catalogue import Entry, Piece
 from vitconv.io.file import File
 from vitconv.io.tensor import ITEMSIZE, span
 from vitconv.io.torch_zip import read, read_root
-from vitconv.io.zipdir import read_directory
+from vitconv.io.zipdir import Member, read_directory
 
 _PROBE = 4 << 10
 
@@ -71,6 +71,22 @@ def locate(file: File, entry: Entry, piece: Piece) -> Place:
     if stored.contiguous:
         return Place(at, prod(piece.sizes) * width)
     return Place(at, span(stored.shape, stored.strides) * width, stored.strides)
+
+
+def member_of(file: File, entry: Entry, piece: Piece) -> Member:
+    """Return the zip member with the data of a piece, where it lies in the whole file, named for messages.
+
+    Raises:
+        BadFile: as `locate`.
+    """
+    place = locate(file, entry, piece)
+    window = Window(file, piece.at, piece.nbytes)
+    for member in read_directory(window).values():
+        at = piece.at + member.offset
+        if at <= place.at < at + max(member.nbytes, 1) and "/data/" in member.name:
+            where = "" if len(entry.shape) == 0 else f" from {list(piece.offsets)}"
+            return replace(member, name=f"{file.path.name}: {entry.path[-1]}{where}", offset=at)
+    raise BadFile(f"{file.path}: {some([entry.path[-1]])} has no data there; it is damaged")
 
 
 def number_or_text(file: File, piece: Piece) -> tuple[bool, object]:
