@@ -121,6 +121,9 @@ def trace(
         values |= {n: taps[n].select(v).detach() for n, v in force.given.items()}
     grads = _grads(built, bridge, edits, x) if backward else {}
     notes = {"emulated": how} if (how := emulated(precision, first.device)) else {}
+    if seen.repeated:
+        many = ", ".join(sorted(seen.repeated, key=list(seen.raw).index)[:4])
+        notes["repeated"] = f"{len(seen.repeated)} modules run several times in one pass, such as {many}: not compared"
     if mode.lifted:
         notes["lifted"] = f"{len(mode.lifted)} casts to float32 were made float64: {', '.join(sorted({*mode.lifted}))}"
     return Trace(

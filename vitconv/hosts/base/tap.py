@@ -49,18 +49,24 @@ class Tap:
 
 @dataclass
 class Recording:
-    """What the taps saw, in running order: `raw` holds the whole tensors, which are part of the autograd graph."""
+    """What the taps saw, in running order: `raw` holds the whole tensors, which are part of the autograd graph.
+
+    Where a module runs several times in one pass (images one by one, shared blocks) no one value has the name: these
+    names are in `repeated`, and neither in `values` nor in `gradients`.
+    """
 
     taps: Mapping[str, Tap]
     raw: dict[str, Tensor] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)
 
     def values(self) -> dict[str, Tensor]:
         """Return {canonical name: value}."""
-        return {name: self.taps[name].select(x) for name, x in self.raw.items()}
+        return {name: self.taps[name].select(x) for name, x in self.raw.items() if name not in self.repeated}
 
     def gradients(self) -> dict[str, Tensor]:
         """Return {canonical name: gradient} after a backward pass, of a recording with gradients."""
-        return {name: self.taps[name].select(x.grad) for name, x in self.raw.items() if x.grad is not None}
+        once = {name: x for name, x in self.raw.items() if name not in self.repeated}
+        return {name: self.taps[name].select(x.grad) for name, x in once.items() if x.grad is not None}
 
 
 @contextmanager
@@ -77,6 +83,8 @@ def recording(taps: Mapping[str, Tap], *, gradients: bool = False, change: Chang
         new = None if change is None else change(name, whole)
         if new is not None and isinstance(value, (tuple, list)) and taps[name].side == "output":
             raise Refused(f"the value of {name} stands in a tuple and cannot be changed")
+        if name in seen.raw:
+            seen.repeated.add(name)
         seen.raw[name] = whole if new is None else new
         if gradients and seen.raw[name].requires_grad:
             seen.raw[name].retain_grad()
