@@ -4,6 +4,7 @@ Source: huggingface/transformers, src/transformers/models/vit/modeling_vit.py an
 names that 5.x still writes to disk) and 5.24.0 (the names of its modules since 5.9).
 """
 
+from vitconv.dialects._parts import TABLE
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, Rule, linear, norm, rule
 from vitconv.record import dataclass
@@ -98,6 +99,7 @@ def transformers(
             "norm_kind": "layernorm",
             "kv_normalised": True,
             "attention": "softmax",
+            "position": TABLE,
         },
         forbids=FORBIDS if not more else FORBIDS[1:],
         cannot={

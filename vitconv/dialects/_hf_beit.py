@@ -6,7 +6,7 @@ the one for masked modelling norms twice.
 """
 
 from vitconv.dialects._hf import Names
-from vitconv.dialects._parts import PLAIN, why
+from vitconv.dialects._parts import PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
@@ -26,7 +26,7 @@ def beit(name: str, title: str, source: str, names: Names, own: str, shared: str
         title=title,
         source=f"huggingface/transformers models/beit/modeling_beit.py, {source}",
         library="transformers",
-        implies=PLAIN,
+        implies=PLAIN | {"position": ("relative", *TABLE)},
         usual={"norm_eps": 1e-12, "final_norm_eps": 1e-12, "activation": "gelu"},
         entries=(
             Choice(

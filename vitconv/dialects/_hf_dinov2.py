@@ -5,6 +5,7 @@ dinov2_with_registers/modeling_dinov2_with_registers.py, 4.57.3 (names on disk) 
 """
 
 from vitconv.dialects._hf import ZERO_BIASES
+from vitconv.dialects._parts import TABLE
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
 
@@ -121,6 +122,7 @@ def dinov2(name: str, title: str, blocks: tuple[Entry, ...], *, registers: bool)
             "norm_kind": "layernorm",
             "kv_normalised": True,
             "attention": "softmax",
+            "position": TABLE,
         },
         forbids=(
             Forbid(r"^classifier\.", "its classifier reads the class token and the mean of the patches, 2 d wide"),

@@ -3,12 +3,22 @@
 Source: none of its own; each dialect names the source of the keys it passes in.
 """
 
+from typing import Any
+
 from vitconv.layout.rule import Entry, Rule, linear, rule
 
 BLOCK = "blocks.{i}."
 ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
+# Positions that are added to the tokens as a table, or none: what a network without rotary positions computes.
+TABLE = ("learned", "sincos", "none")
 # What every plain network computes.
-PLAIN = {"norm_placement": "pre", "norm_kind": "layernorm", "kv_normalised": True, "attention": "softmax"}
+PLAIN: dict[str, Any] = {
+    "norm_placement": "pre",
+    "norm_kind": "layernorm",
+    "kv_normalised": True,
+    "attention": "softmax",
+    "position": TABLE,
+}
 
 # Reasons that most layouts give, by what they speak of.
 WHY = {

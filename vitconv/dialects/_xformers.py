@@ -8,6 +8,7 @@ and {ff} the two branches of a block, {att_norm} and {ff_norm} their norms, {fin
 
 from collections.abc import Mapping
 
+from vitconv.dialects._parts import TABLE
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, Rule, linear, norm, rule
 
@@ -170,7 +171,7 @@ def factory(
         source=f"{SOURCE}, {releases}",
         library="xformers",
         entries=(WRAPPER, EMBEDDING, *BRANCHES, *entries, NORM),
-        implies={"norm_kind": "layernorm", **(implies or {})},
+        implies={"norm_kind": "layernorm", "position": TABLE, **(implies or {})},
         forbids=FORBIDS,
         cannot=CANNOT,
         equal=(("a", "d"),),

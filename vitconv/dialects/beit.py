@@ -5,7 +5,7 @@ pytorch-image-models, timm/models/beit.py, 1.0.31. The table of relative positio
 last three rows are those of the class token. Fine-tuned models norm the mean of the patches (`fc_norm`).
 """
 
-from vitconv.dialects._parts import BLOCK, PLAIN, why
+from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
@@ -19,7 +19,7 @@ DIALECT = Dialect(
     title="BEiT of microsoft/unilm and timm",
     source="microsoft/unilm beit/modeling_finetune.py, 768a3c8; timm/models/beit.py, 1.0.31",
     library="timm",
-    implies=PLAIN,
+    implies=PLAIN | {"position": ("relative", *TABLE)},
     author={
         "norm_eps": 1e-6,
         "final_norm_eps": 1e-6,

@@ -5,7 +5,7 @@ Source: baaivision/EVA, EVA-02/asuka/modeling_finetune.py and rope.py, 5623d08. 
 """
 
 from vitconv.dialects._eva import QV, block, end, stem
-from vitconv.dialects._parts import BLOCK, PLAIN, why
+from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, const, linear, norm, rule
 
@@ -22,8 +22,8 @@ DIALECT = Dialect(
     title="EVA-02 of baaivision",
     source="baaivision/EVA EVA-02/asuka/modeling_finetune.py, 5623d08",
     library="eva",
-    implies=PLAIN,
-    author={"norm_eps": 1e-6, "final_norm_eps": 1e-6, "position": "rope", "rope_layout": "interleaved"},
+    implies=PLAIN | {"position": ("rope", *TABLE), "rope_layout": "interleaved", "rope_theta": 1e4},
+    author={"norm_eps": 1e-6, "final_norm_eps": 1e-6, "position": "rope"},
     entries=(
         *stem(),
         *rule("mask_token: 1 1 d", "embed.mask: d", optional=True),

@@ -3,7 +3,7 @@
 Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0.31, and deit.py for distilled heads.
 """
 
-from vitconv.dialects._parts import pool_head, together, zeroed
+from vitconv.dialects._parts import TABLE, pool_head, together, zeroed
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
 
@@ -57,7 +57,7 @@ DIALECT = Dialect(
     title="timm VisionTransformer",
     source="huggingface/pytorch-image-models timm/models/vision_transformer.py, 1.0.31",
     library="timm",
-    implies={"norm_placement": ("pre", "res-post"), "kv_normalised": True, "attention": "softmax"},
+    implies={"norm_placement": ("pre", "res-post"), "kv_normalised": True, "attention": "softmax", "position": TABLE},
     entries=(
         *rule("cls_token: 1 1 d", "embed.cls: d", optional=True),
         *rule("dist_token: 1 1 d", "embed.dist: d", optional=True),
@@ -91,7 +91,12 @@ DIALECT = Dialect(
                     without=("embed.cls", "embed.dist"),
                 ),
                 Option("patches", rule("pos_embed: 1 n d", "embed.pos: n d")),
-                Option("none", without=("embed.pos", "embed.pos_cls", "embed.pos_dist", "embed.pos_reg")),
+                # Without a table the keys are also those of timm's Eva with rotary positions.
+                Option(
+                    "none",
+                    without=("embed.pos", "embed.pos_cls", "embed.pos_dist", "embed.pos_reg"),
+                    maybe={"position": ("rope",)},
+                ),
             ),
         ),
         *rule("patch_embed.proj.weight: d c p q", "embed.patch.weight: d c p q"),

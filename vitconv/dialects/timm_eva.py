@@ -5,7 +5,7 @@ stored, nor is the key bias of zeros. Blocks that norm after the branch have the
 """
 
 from vitconv.dialects._eva import QV, block, end, fused_qv, stem
-from vitconv.dialects._parts import BLOCK, PLAIN, why
+from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
 
@@ -16,7 +16,7 @@ DIALECT = Dialect(
     title="timm Eva",
     source="huggingface/pytorch-image-models timm/models/eva.py, 1.0.31",
     library="timm",
-    implies={**PLAIN, "norm_placement": ("pre", "res-post")},
+    implies={**PLAIN, "norm_placement": ("pre", "res-post"), "position": (*TABLE, "rope")},
     entries=(
         *stem(),
         *norm("norm_pre", "embed.norm", optional=True),

@@ -4,7 +4,7 @@ Source: pytorch/pytorch, torch/nn/modules/transformer.py, 2.14.1. The class's ow
 1e-5; no key tells.
 """
 
-from vitconv.dialects._parts import ZERO_QKV
+from vitconv.dialects._parts import TABLE, ZERO_QKV
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Rule, norm, rule
 
@@ -26,6 +26,7 @@ DIALECT = Dialect(
         "norm_kind": "layernorm",
         "kv_normalised": True,
         "attention": "softmax",
+        "position": TABLE,
     },
     author={"norm_eps": 1e-5, "final_norm_eps": 1e-5},
     entries=(

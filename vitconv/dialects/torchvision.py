@@ -4,6 +4,7 @@ Source: pytorch/vision, torchvision/models/vision_transformer.py, 0.29.1. Files 
 `linear_1` and `linear_2`; the library renames them when it loads.
 """
 
+from vitconv.dialects._parts import TABLE
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
 
@@ -21,6 +22,7 @@ DIALECT = Dialect(
         "attention": "softmax",
         "activation": "gelu",
         "pooling": "token",
+        "position": TABLE,
     },
     entries=(
         *rule("class_token: 1 1 d", "embed.cls: d"),

@@ -4,7 +4,7 @@ Source: NVIDIA/TransformerEngine, transformer_engine/pytorch/transformer.py and 
 are interleaved per head by default (`qkv_weight_interleaved`) and stacked otherwise; no key tells, so say which.
 """
 
-from vitconv.dialects._parts import PLAIN
+from vitconv.dialects._parts import PLAIN, TABLE
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, rule
 
@@ -18,7 +18,7 @@ DIALECT = Dialect(
     title="TransformerEngine layers",
     source="NVIDIA/TransformerEngine transformer_engine/pytorch/transformer.py",
     library="transformer_engine",
-    implies=PLAIN,
+    implies=PLAIN | {"position": (*TABLE, "rope")},
     author={"norm_eps": 1e-5},
     entries=(
         *(r for k in ("weight", "bias") for r in rule(f"{_QKV}layer_norm_{k}: d", f"blocks.{{i}}.norm1.{k}: d")),

@@ -167,12 +167,22 @@ class Variant:
         return out
 
     @cached_property
+    def maybe(self) -> dict[str, tuple[Any, ...]]:
+        """Every value of a fact that a file of this variant may have, where it may have one that is not implied."""
+        out: dict[str, tuple[Any, ...]] = {}
+        for name, values in (pair for o in self.options for pair in o.maybe.items()):
+            here = out.get(name, self.implies.get(name, ()))
+            out[name] = (*(here if isinstance(here, tuple) else (here,)), *values)
+        return out
+
+    @cached_property
     def author(self) -> dict[str, Any]:
         """Facts of the author's own code; the options taken say more than the dialect."""
         out = dict(self.dialect.author)
         for o in self.options:
             out |= o.author
-        return {k: v for k, v in out.items() if k not in self.implies}
+        # Where several values are possible the author takes one of them.
+        return {k: v for k, v in out.items() if isinstance(self.implies.get(k, ()), tuple)}
 
     @cached_property
     def read_only(self) -> frozenset[str]:

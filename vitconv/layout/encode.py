@@ -84,6 +84,8 @@ def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tupl
     out = {}
     for name, implied in variant.implies.items():
         here = _values(facts.get(name))
+        if here == _BY_TENSORS.get(name):
+            continue
         if here and not here & _values(implied):
             out[name] = (facts[name], implied)
     return out
@@ -94,12 +96,16 @@ def undecided(variant: Variant, facts: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for name, implied in variant.implies.items():
         here = _values(facts.get(name))
-        if not here and name in DECISIVE:
+        if (not here and name in DECISIVE) or (name in _UNSEEN and here & _UNSEEN[name] - _values(implied)):
             out[name] = implied
     return out
 
 
 DECISIVE = frozenset({"kv_normalised", "norm_placement"})
+# No tensor need tell of these: a layout that may have them is asked about before it is written as one that has not.
+_UNSEEN = {"position": {"rope"}}
+# These are tensors, which have a place in a layout or have none.
+_BY_TENSORS = {"position": {"relative"}}
 
 
 def _values(value: Any) -> set[Any]:

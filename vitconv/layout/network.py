@@ -135,6 +135,6 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
                 names = [part.replace("{i}", str(layer)) for part in t.parts]
                 cells |= {name: dataclasses.replace(of, name=name) for name in names}
     implied = match.variant.implies
-    single = {k: v for k, v in implied.items() if not isinstance(v, tuple)}
-    several = {k: v for k, v in implied.items() if isinstance(v, tuple)}
+    single = {k: v for k, v in implied.items() if not isinstance(v, tuple) and k not in match.variant.maybe}
+    several = {k: v for k, v in implied.items() if isinstance(v, tuple)} | match.variant.maybe
     return Network(cells, {}, match.sizes, match.depth, facts.filled(single), (), several)

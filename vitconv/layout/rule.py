@@ -131,6 +131,8 @@ class Option:
         bind: values of the `{word}` fields in keys; `last` are those of the last layer, where they differ.
         needs / without: canonical templates that must, or must not, be in the network.
         implies: facts that follow from it; a fact with several values is a tuple of them.
+        maybe: what a file of these keys may compute besides, as another class of the library: {fact: values}. Such a
+            file is asked about where that decides; nothing of the kind is written.
         only: the options of other choices it goes together with, {choice: options}; any, when not named.
         author: facts of the author's own code that are taken when nothing else says them; see `Dialect`.
         read_only: some files have it, and none is written so unless it is asked for.
@@ -145,6 +147,7 @@ class Option:
     implies: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     author: Mapping[str, Any] = field(default_factory=dict)
+    maybe: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     read_only: bool = False
 
 
