@@ -11,7 +11,6 @@ import torch
 from vitconv.parity.compare import Gap, error_against, pooled, whole
 from vitconv.parity.pair import GIVEN, PROBE, Pair
 from vitconv.parity.precision import emulated, precision_of
-from vitconv.parity.side import Side
 from vitconv.parity.stage import Blame, Row, Stage, short, stage
 from vitconv.parity.tolerance import (
     HEADROOM,
@@ -61,8 +60,10 @@ def same_numerics(pair: Pair, precision: str, profile: Profile, *, same: bool | 
     errors: dict[str, list[list[Gap]]] = {"A": [], "B": []}
     scales: dict[str, float] = {}
     spreads: dict[str, dict[str, float]] = {}
+    # Float64 with the weights as the precision holds them, so that only its arithmetic is judged.
+    exact = all(torch.equal(t.to(p.dtype).double(), t) for t in pair.weights(pair.a, of).values())
     for inputs in pair.images:
-        reference = _reference64(pair, pair.a, inputs, of, p.dtype)
+        reference = pair.run(pair.a, inputs, "fp64", of, rounded=None if exact else p.dtype)
         scales[inputs] = loss_scale(precision, reference)
         own = pair.run(pair.a, inputs, precision, of, loss_scale=scales[inputs])
         errors["A"].append(error_against(reference, own))
@@ -87,12 +88,6 @@ def same_numerics(pair: Pair, precision: str, profile: Profile, *, same: bool | 
         notes += _tf32_like(pair, a, b, rows)
     data = {"a": a, "b": b, "ratios": ratios, "limits": limits, "unit": p.unit, "spread": spreads, "weights": of}
     return Judged(stage(key, title, rows, notes, data), precision, ratios, limits, scales, of)
-
-
-def _reference64(pair: Pair, side: Side, inputs: str, of: str, dtype: torch.dtype) -> Trace:
-    """Return the float64 trace of the weights as the precision holds them, so that only its arithmetic is judged."""
-    exact = all(torch.equal(t.to(dtype).double(), t) for t in pair.weights(side, of).values())
-    return pair.run(side, inputs, "fp64", of, rounded=None if exact else dtype)
 
 
 def loss_scale(precision: str, reference: Trace) -> float:
