@@ -75,6 +75,11 @@ def translate(
         raise Refused(f"{match.dialect.name} holds several tensors as one; its {kind} do not say what each of them has")
     network = decode(match, {k: str(getattr(v, "dtype", "")) for k, v in tensors.items()}, known)
     target = load(DIALECTS, to)
+    if match.dialect.family != target.family:
+        raise Refused(
+            f"{match.dialect.name} is of the {match.dialect.family} family and {to} of the {target.family} family: no"
+            " layout says both"
+        )
     p = plan(
         match,
         network,
