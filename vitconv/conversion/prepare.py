@@ -23,7 +23,7 @@ from vitconv.layout.plan import Plan, plan
 from vitconv.layout.proof import prove
 from vitconv.layout.recipe import dense_view
 from vitconv.record import dataclass
-from vitconv.registry import DIALECTS, load
+from vitconv.registry import DIALECTS, folder_names, load
 
 # In the metadata of a residue file: the dialect of its source.
 RESIDUE = "vitconv.residue"
@@ -129,6 +129,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             raise Refused(
                 f"{source.match.dialect.name} is of the {source.match.dialect.family} family and {target.name}"
                 f" of the {target.family} family: their networks are not built alike, so no layout says both"
+                f"{_relatives(source.match.dialect)}"
             )
         if source.refusals:
             raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
@@ -160,6 +161,15 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
         raise
+
+
+def _relatives(dialect: Dialect) -> str:
+    """Return the layouts that a network of this one can be written in, by their keys alone."""
+    if dialect.family == "plain":
+        return ""
+    model = dialect.name.rpartition("-")[2]
+    near = [n for n in folder_names(DIALECTS) if n != dialect.name and n.rpartition("-")[2] == model]
+    return f"; say --to {'|'.join(near)}" if near else ""
 
 
 def _check_axes(p: Plan, given: Mapping[str, int]) -> None:
