@@ -229,7 +229,7 @@ class _Figures:
 
 
 # Elements that are looked at together: what is made of them stays in the processor's cache.
-_AT_ONCE = 1 << 15
+_AT_ONCE = 1 << 16
 
 
 def _figures(a: Tensor, b: Tensor) -> _Figures:
