@@ -46,16 +46,6 @@ def _block(title: str, text: str) -> str:
     return f"## {title}\n\n```text\n{text}\n```"
 
 
-def dialect_table() -> str:
-    """Return the table of layouts, as it stands in README.md."""
-    from vitconv.registry import DIALECTS, load_all
-
-    lines = ["| name | what it is | opened by | defined in |", "|---|---|---|---|"]
-    for name, d in sorted(load_all(DIALECTS, plugins=False).items()):
-        lines.append(f"| `{name}` | {d.title} | {d.library} | {d.source} |")
-    return "\n".join(lines)
-
-
 def edit_table() -> str:
     """Return the table of edits, as it stands in docs/convert.md."""
     from vitconv.layout.edits.catalogue import describe_edits
@@ -93,11 +83,14 @@ def remade(text: str, start: str, table: str) -> str:
 
 def pages(root: Path) -> dict[Path, str]:
     """Return {path: text} of all that is made, below the folder of the repository."""
+    from vitconv.cli import _dialects_page as dialects
+
     readme, convert = root / "README.md", root / "docs" / "convert.md"
     return {
         root / "docs" / "cli.md": page(),
         root / "vitconv" / "dialects" / "anchors.json": anchor_table(),
-        readme: remade(readme.read_text(encoding="utf-8"), DIALECT_TABLE, dialect_table()),
+        root / "docs" / "dialects.md": dialects.page(),
+        readme: remade(readme.read_text(encoding="utf-8"), DIALECT_TABLE, dialects.dialect_table()),
         convert: remade(convert.read_text(encoding="utf-8"), EDIT_TABLE, edit_table()),
     }
 
