@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from eva_kit import eva02
-from kit import rand_t, save, vitconv
+from kit import equal, rand_t, save, tensors, vitconv
 
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import contradictions
@@ -47,3 +48,38 @@ def test_a_folder_whose_table_is_gone_is_asked_about(to: str, tmp_path: Path) ->
     assert answer.code == 3
     if to == "timm":
         assert "--set position=" in answer.err
+
+
+ROTARY_NAMES = (
+    "eva02_tiny_patch14_224",
+    "vit_small_patch16_dinov3",
+    "vit_pe_core_tiny_patch16_384",
+    "vit_small_patch16_rope_ape_224",
+    "vit_small_patch16_rope_224",
+)
+
+
+@pytest.mark.parametrize("name", ROTARY_NAMES)
+def test_a_folder_that_names_a_rotary_network_is_not_written_as_a_plain_one(name: str, tmp_path: Path) -> None:
+    """The keys are those of VisionTransformer, and only the name in config.json tells."""
+    save(tmp_path / "source" / "model.safetensors", rand_t())
+    args = {"depth": 2, "embed_dim": 32, "num_heads": 4, "img_size": 16, "patch_size": 4, "num_classes": 5}
+    config = {"architecture": name, "model_args": {**args, "use_abs_pos_emb": True, "num_reg_tokens": 0}}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    refused(vitconv("convert", tmp_path / "source", tmp_path / "o", "--to", "timm"), "timm")
+    assert not (tmp_path / "o").exists()
+
+
+def test_rope_vit_of_timm_without_a_table_is_read(tmp_path: Path) -> None:
+    """One bias for q, k and v, LayerScale as gamma, no table: vit_small_patch16_rope_224."""
+    state = {k: v for k, v in rand_t().items() if k != "pos_embed"}
+    state |= {f"blocks.{i}.gamma_{j}": state["norm.weight"].clone() + i + j for i in range(2) for j in (1, 2)}
+    source = save(tmp_path / "s.pth", state)
+    assert vitconv("inspect", source, "--json").json["facts"]["dialect"] == "timm-eva"
+    out = tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", "timm-eva")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), state)
+    refused = vitconv("convert", source, tmp_path / "x.safetensors", "--to", "timm")
+    assert refused.code == 3
+    assert "position" in refused.err

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vitconv.configs import timm_table
+from vitconv.configs import timm_eva, timm_table
 from vitconv.configs.fields import Fields
 from vitconv.configs.found import Found
 from vitconv.configs.timm_facts import facts_of
@@ -135,6 +135,9 @@ def read_args(raw: Any, where: str) -> Found:
 
 def _built(name: str, given: Mapping[str, Any], where: str, source: str) -> Found:
     base = timm_table.arguments(name)
+    if base is None and (eva := timm_eva.arguments(name)) is not None:
+        found = timm_eva.facts_of({**eva, **{k: v for k, v in given.items() if v is not None}}, where)
+        return dataclasses.replace(found, sources=(source,))
     if base is None:
         note = (
             f"{where}: {name!r} is no VisionTransformer of timm {timm_table.release()}, so the name says nothing here; "

@@ -131,8 +131,6 @@ def prepare(src: str | Path, order: Order) -> Prepared:
                 f" of the {target.family} family: their networks are not built alike, so no layout says both"
                 f"{_relatives(source.match.dialect)}"
             )
-        if source.refusals:
-            raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
         network = decode(source.match, source.dtypes, source.facts)
         if order.restore is not None:
             checkpoint = open_checkpoint(order.restore)
@@ -154,6 +152,9 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             order=list(source.stored),
             spare=lambda c: order.residue is None and not any(_matches(x, c) for x in order.drop),
         )
+        # After the plan: that the target computes another function says more.
+        if source.refusals:
+            raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
         _check_axes(p, order.wishes.axes)
         dropped = _consented(p, order, source.branch.left)
         return Prepared(source, p, order, prove(p), dropped, extra, put_back)

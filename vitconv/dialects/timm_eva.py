@@ -40,6 +40,16 @@ DIALECT = Dialect(
                             ),
                         ),
                     ),
+                    # With a table beside it the keys are those of DeiT-III.
+                    Option(
+                        "AttentionRope",
+                        (
+                            *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+                            *rule(BLOCK + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a"),
+                        ),
+                        only={"position": ("none",)},
+                        read_only=True,
+                    ),
                 ),
             ),
             Choice(
@@ -75,7 +85,6 @@ DIALECT = Dialect(
     ),
     forbids=(
         Forbid(r"^attn_pool\.", "an attention-pooling head under Eva (PE) is not carried"),
-        Forbid(r"\.attn\.qkv\.bias$", "one bias for q, k and v (timm's AttentionRope) is not Eva's own attention"),
         Forbid(r"^blocks\.\d+\.(attn\.)?gate\.", "gated attention has no place in other layouts"),
     ),
     derived={"blocks.{i}.attn.k.bias": "zero", "rope.periods": "rope-periods:100"},
