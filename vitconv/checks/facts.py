@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from vitconv.checks.base.check import Check, Finding, Limits
 from vitconv.checks.base.context import Context
@@ -91,16 +92,29 @@ def _dtype(context: Context) -> Iterator[Finding]:
         return
     half = [n for n, t in context.weights.items() if t.dtype in (torch.float16, torch.bfloat16)]
     if half and not context.trained:
-        kinds = sorted({str(context.weights[n].dtype).removeprefix("torch.") for n in half})
+        kinds = sorted({_short(context.weights[n].dtype) for n in half})
         eps16 = "float16" in kinds
         yield Finding(
             "error" if eps16 else "warn",
-            f"{len(half)} of {len(context.weights)} parameters are {', '.join(kinds)}"
+            f"{len(half)} of {len(context.weights)} parameters are {', '.join(kinds)} ({_policy(context.weights)})"
             + ("; Adam's eps 1e-8 is 0 in float16, so its first step divides by zero" if eps16 else ""),
             {"half": len(half)},
             tuple(half[:8]),
             "keep parameters in float32 and let autocast make half-precision copies",
         )
+
+
+def _policy(weights: Mapping[str, Tensor]) -> str:
+    """Return the dtypes by kind of layer."""
+    found: dict[str, set[str]] = {}
+    for name, t in weights.items():
+        kind = "norms" if "norm" in name else "embeddings" if name.startswith("embed.") else "linear layers"
+        found.setdefault(kind, set()).add(_short(t.dtype))
+    return ", ".join(f"{kind} {' and '.join(sorted(dtypes))}" for kind, dtypes in sorted(found.items()))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 CHECK = Check(

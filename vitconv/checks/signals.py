@@ -37,6 +37,10 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     text = f"stream RMS {sizes[0]:.3g} ahead of the blocks, {sizes[-1]:.3g} after {len(sizes) - 1}"
     over = next((i for i, top in enumerate(tops) if top > limits["largest"]), None)
     jump = next((i for i in range(3, len(sizes)) if sizes[i] > limits["jump"] * sizes[i - 1] > 0), None)
+    if not context.trained or max(sizes) > limits["rms"]:
+        # The first blocks may grow a small stream, but not so much.
+        leap = next((i for i in range(1, len(sizes)) if sizes[i] > limits["leap"] * sizes[i - 1] > 0), None)
+        jump = leap if leap is not None else jump
     if over is not None:
         name = stream[over][0]
         yield Finding(
@@ -109,7 +113,10 @@ def _growth_advice(context: Context) -> str:
         return "a factor above 1 on a pre-norm stream grows as alpha^(2N): it belongs to DeepNorm's blocks only"
     if context.placement == "res-post":
         return "start the gains of the branches' norms at 0, or at 1e-5"
-    return "scale the output projections by 1/sqrt(2N) (init gpt2), or look at the weights of the block that is named"
+    return (
+        "look at the weights of the block that is named, or scale output projections by 1/sqrt(2N) (init gpt2); "
+        "bfloat16 has float32's range"
+    )
 
 
 CHECK = Check(
@@ -118,14 +125,13 @@ CHECK = Check(
     measures="RMS and largest |value| of the residual stream ahead of the blocks and after each, RMS of the loss "
     "gradient "
     "there, norm of the gradient of mlp.down by block",
-    threshold="error when a value is not finite in float32, above 16376 (a quarter of float16's range), when a "
-    "block gives "
-    "all images the same, or when the MLP gradients of the last and the first block differ by 1000; warn when a block "
-    "past the second grows the RMS by 1.5, or it passes 100. Post-norm streams are 1 by construction: see "
-    "gradient-profile for them",
+    threshold="error when a value is not finite in float32, above 16376 (a quarter of float16's range), when a block "
+    "gives all images the same, or when the MLP gradients of the last and the first block differ by 1000; warn when a "
+    "block past the second grows the RMS by 1.5, or any by 20 before training, or it passes 100. Post-norm streams are "
+    "1 by construction: see gradient-profile for them",
     advice="look at the block that is named",
     cost="pass",
     run=run,
-    limits={"largest": 16376.0, "rms": 100.0, "jump": 1.5, "gradient": 1000.0},
+    limits={"largest": 16376.0, "rms": 100.0, "jump": 1.5, "leap": 20.0, "gradient": 1000.0},
     source="Xiong et al., On layer normalization, 2020; De and Smith, 2020",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,15 @@ from vitconv.cli._wishes import source_options
 
 if TYPE_CHECKING:
     from vitconv.initialise.write import Initialised
-    from vitconv.report import Report
+    from vitconv.inits.base.scheme import Scheme
+    from vitconv.report import Report, Section
 
 
 @click.command("init")
 @click.argument("what", metavar="SIZE|CKPT")
 @click.argument("out", type=NamedPath())
 @click.option("--scheme", required=True, metavar="SCHEME", help="The init scheme; `vitconv list inits` names them.")
+@click.option("--beside", metavar="SCHEME", help="Also tell where this other scheme would draw something else.")
 @click.option("--to", metavar="DIALECT", help="The dialect to write; a checkpoint's own, or canonical, otherwise.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The seed of the network.")
 @click.option(
@@ -31,6 +34,7 @@ def command(
     what: str,
     out: Path,
     scheme: str,
+    beside: str | None,
     to: str | None,
     seed: int,
     dtype: str | None,
@@ -52,8 +56,11 @@ def command(
     from vitconv.cli._wishes import check_target_choices, wishes_from
     from vitconv.initialise.network import Job, options
     from vitconv.initialise.write import initialise
+    from vitconv.registry import INITS, load
     from vitconv.report import emit, progress_bar, save
 
+    # An unknown name is told before anything is written.
+    other = load(INITS, beside) if beside else None
     size, changes, left = options(sets)
     wishes, choices = wishes_from(sets=left, **source)
     check_target_choices(choices, to or ("canonical" if not Path(what).exists() else None))
@@ -64,6 +71,8 @@ def command(
     with progress_bar(f"{what} by {scheme}") as progress:
         made = initialise(what, out, job, progress=progress)
     document = report(made, seed)
+    if other is not None:
+        document = replace(document, sections=(*document.sections, _beside(made, other)))
     emit(document, as_json=as_json)
     if report_path is not None:
         save(document, report_path)
@@ -111,6 +120,32 @@ def report(made: Initialised, seed: int) -> Report:
         facts=tuple(facts),
         sections=tuple(sections),
     )
+
+
+def _beside(made: Initialised, other: Scheme) -> Section:
+    """Return the kinds of tensors that another scheme draws otherwise."""
+    from vitconv.layout.canonical import template_of
+    from vitconv.layout.match import collapse
+    from vitconv.report import Column, Row, Section
+
+    theirs = other.declared(made.arch)
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, own in made.declared.items():
+        if own != theirs[name]:
+            groups.setdefault((template_of(name), own.text, theirs[name].text), []).append(name)
+    columns = (
+        Column("tensor", "canonical tensor", "code"),
+        Column("own", made.scheme.name),
+        Column("std", "true std", "number"),
+        Column("other", other.name),
+        Column("other_std", "its true std", "number"),
+    )
+    rows = tuple(
+        Row((", ".join(collapse(names)), own, made.declared[names[0]].std, text, theirs[names[0]].std))
+        for (_, own, text), names in groups.items()
+    )
+    title = f"Where {other.name} draws something else"
+    return Section("beside", title, columns, rows, () if rows else ("nowhere",))
 
 
 def _rows(made: Initialised) -> list[tuple[Any, ...]]:

@@ -32,8 +32,8 @@ class Result:
 
     @property
     def blown(self) -> bool:
-        """Return whether the stream grew out of all proportion."""
-        return bool(self.training["stream_largest"] > BLOWN * self.training["stream"][0])
+        """Return whether the stream grew out of all proportion, or to no number at all."""
+        return not self.training["stream_largest"] <= BLOWN * self.training["stream"][0] or self.verdict == "diverges"
 
     def figure(self, name: str, form: str = ".3g") -> str:
         """Return a figure of a check, or a dash."""

@@ -17,6 +17,8 @@ from vitconv.hosts.base.host import Inputs
 from vitconv.parity.probe import probe_images
 
 HELD_OUT = 360
+# Where images come from that are what a network takes, whatever is known of it.
+GIVEN = "given"
 # Bytes of images in memory at a network's own size; pictures read from a folder, and their side in pixels.
 FITTED = 1 << 28
 PICTURES, SIDE = 2048, 64
@@ -47,7 +49,12 @@ class Data:
 
     def fitted(self, inputs: Inputs) -> Data:
         """Return the examples resized, and their channels repeated, for what a network takes: as many as fit 256 MB."""
-        if inputs.kind != "images" or self.images.dim() != 4 or tuple(self.images.shape[1:]) == inputs.shape:
+        if (
+            self.origin == GIVEN
+            or inputs.kind != "images"
+            or self.images.dim() != 4
+            or tuple(self.images.shape[1:]) == inputs.shape
+        ):
             return self
         channels, *size = inputs.shape
         most = max(16, FITTED // (4 * prod(inputs.shape)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitconv.checks.base.context import Context
-from vitconv.checks.base.data import Data, made_up
+from vitconv.checks.base.data import GIVEN, Data, made_up
 from vitconv.checks.base.plan import Plan
 from vitconv.configs.sizes import SIZES
 from vitconv.errors import NotRecognised, Refused, UsageError
@@ -72,7 +72,7 @@ def context_of(
     wanted = wanted or Wanted()
     if images is not None and wanted.data is None:
         labels = torch.randint(10, (len(images),), generator=torch.Generator().manual_seed(wanted.seed))
-        wanted = dataclasses.replace(wanted, data=Data(images, labels, "given"))
+        wanted = dataclasses.replace(wanted, data=Data(images, labels, GIVEN))
     if isinstance(target, nn.Module):
         return _live(target, wanted, type(target).__name__)
     text = str(target)
