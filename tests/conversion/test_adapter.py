@@ -121,6 +121,17 @@ def test_a_head_that_was_trained_whole(base, tmp_path: Path, capsys) -> None:
     assert torch.equal(got["head.bias"], head[f"{PREFIX}head.bias"])
 
 
+def test_a_module_with_the_adapter_merged(base, tmp_path: Path) -> None:
+    import vitconv
+
+    path, state = base
+    tensors = adapter(state, MODULES)
+    facts = {"heads": 4, "norm_eps": 1e-6, "final_norm_eps": 1e-6, "activation": "gelu", "grid": (4, 4)}
+    facts |= {"pooling": "token", "norm_placement": "pre", "mean": (0.5,), "std": (0.5,)}
+    module = vitconv.load(path, "timm", facts=facts, adapter=write(tmp_path / "lora", tensors))
+    assert same(dict(module.state_dict()), merged(state, tensors, lambda _: ALPHA / RANK))
+
+
 def whole_model(state: State) -> State:
     """The state dict of a PEFT model in training: base layers, adapter and a saved head together."""
     out: State = {}

@@ -46,6 +46,7 @@ def load(
     drop: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     config: str | Path | None = None,
+    adapter: str | Path | None = None,
 ) -> nn.Module:
     """Return a module of a library with the weights of a checkpoint: strictly loaded, in eval mode, in their dtypes.
 
@@ -64,6 +65,7 @@ def load(
         drop: patterns of tensors that may be lost.
         options: further arguments for the library's own constructor, such as {"drop_path_rate": 0.1}.
         config: a configuration file to read facts from, when none lies beside the checkpoint.
+        adapter: a LoRA adapter of PEFT to merge into the weights.
 
     Raises:
         UsageError: no such file, host, or library.
@@ -71,7 +73,8 @@ def load(
         NotRecognised: no dialect explains the checkpoint.
     """
     known = {name: fact_value(name, value) for name, value in (facts or {}).items()}
-    wishes = Wishes(from_, branch, known, config=None if config is None else Path(config))
+    paths = [None if path_ is None else Path(path_) for path_ in (config, adapter)]
+    wishes = Wishes(from_, branch, known, config=paths[0], adapter=paths[1])
     order = Order(to or "", wishes, dict(choices or {}), tuple(edits), tuple(drop))
     entry: Host = load_entry(HOSTS, host)
     if host not in _DIALECTS:
