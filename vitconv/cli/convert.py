@@ -148,10 +148,14 @@ def _facts(prepared: Prepared) -> list[Any]:
     return [
         Fact("from", (f"{source.match.dialect.name}" + (f" ({variant})" if variant else ""),)),
         Fact("to", (f"{p.target.variant.dialect.name}" + (f" ({target})" if target else ""),)),
-        Fact("tensors", (f"{len(source.stored)} to {len(p.targets)}",)),
+        Fact("tensors", (f"{len(source.stored)} to {len(p.targets)}" + _beside(source.branch.left),)),
         Fact("parameters", (prepared.elements,), "count"),
         Fact("proved", ("each element of the source is used exactly once",)),
     ]
+
+
+def _beside(left: tuple[str, ...]) -> str:
+    return f"; {len(left)} beside the network left out" if left else ""
 
 
 def _notes(prepared: Prepared) -> list[str]:

@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vitconv.io.envelope import Branch
 from vitconv.layout.match import collapse
 
-# Heads that self-supervised training throws away: DINO and iBOT (head.mlp, last_layer), DINOv2 (dino_head, ibot_head),
-# MoCo-v3 and SimSiam (predictor, projector), SwAV (projection_head, prototypes).
-TRAINING_HEADS = re.compile(
-    r"^(head\.(mlp|last_layer|projection_head|prototypes)\.|(dino|ibot|koleo)_head\.|predictor\.|projector\."
-    r"|projection_head\.|prototypes\.)"
+# What training throws away, by the first two parts of its keys: heads of DINO and iBOT (dino_head, ibot_head),
+# projectors and predictors (MoCo-v3, SimSiam, BYOL, I-JEPA), prototypes and queues (SwAV, MoCo), losses, metrics.
+_PART = re.compile(
+    r"((student|teacher|momentum|online|target|dino|ibot|koleo|simclr|simsiam|swav|byol|moco|mocov3|mim|ssl)_?(head|heads)"
+    r"|(\w+_)?(projectors?|predictors?|prototypes?|(projection|prediction|contrastive|simclr)_(head|mlp))(_momentum|_ema)?"
+    r"|queue|queue_\w+|(\w+_)?loss(es)?|loss_\w+|criterion|criterions|(train|val|valid|test)_(\w+_)?(acc\w*|metrics?|loss|auroc|f1)"
+    r"|(\w+_)?metrics?|accuracy)"
 )
+# DINO's and iBOT's head is `head.mlp` and `head.last_layer`, SwAV's `head.projection_head` and `head.prototypes`.
+_HEAD = re.compile(r"^(?:\w+\.)?head\.(mlp|last_layer|projection_head|prototypes)\.")
+# MoCo-v3's projector takes the classifier's place: linear layers and BatchNorm in turn, in a list.
+_LISTED_HEAD = re.compile(r"^((?:\w+\.)?(?:head|fc|classifier|proj)\.)\d+\.running_mean$")
+# One number each: how far the training is and what it reached.
+_COUNTER = re.compile(
+    r"(\w*_)?(steps?|epochs?|iter|iters|iteration|iterations|updates|num_batches_tracked|n_averaged|initted)|best_\w+"
+    r"|(\w+_)?(acc|acc1|acc5|accuracy)"
+)
+_LIST = re.compile(r"^(head|fc)\.\d+\.weight$")
 
 
-def without_training_heads(branch: Branch) -> Iterator[Branch]:
-    """Yield the branch without the heads of self-supervised training, if it has any beside a network."""
-    gone = [k for k in branch.tensors if TRAINING_HEADS.search(k)]
+def training_keys(branch: Branch, keys: Iterable[str] | None = None) -> list[str]:
+    """Return those of the keys, by default all of the branch, that are of training and no part of a network."""
+    keys = list(branch.tensors if keys is None else keys)
+    listed = {m[1] for key in keys if (m := _LISTED_HEAD.match(key))}
+    moco = {"base_encoder", "momentum_encoder", "encoder_q", "encoder_k"} & set(branch.name.split("."))
+    layers = [key for key in keys if _LIST.match(key)]
+    if moco and len(layers) > 1:
+        # MoCo-v2's has no norm in it.
+        listed |= {f"{key.partition('.')[0]}." for key in layers}
+    return [key for key in keys if _is_training(branch, key) or any(key.startswith(head) for head in listed)]
+
+
+def _is_training(branch: Branch, key: str) -> bool:
+    parts = key.split(".")
+    if any(_PART.fullmatch(part) for part in parts[:-1][:2]) or _HEAD.match(key):
+        return True
+    stored = branch.tensors.get(key)
+    # What is left aside is no longer among the tensors, and is then judged by its name.
+    return (stored is None or stored.numel == 1) and len(parts) <= 2 and bool(_COUNTER.fullmatch(parts[-1]))
+
+
+def without_training_parts(branch: Branch) -> Iterator[Branch]:
+    """Yield the branch without the heads and counters of training, if it has any beside a network."""
+    gone = training_keys(branch)
     if gone and len(gone) < len(branch.tensors):
-        yield _without(branch, gone, "a head of self-supervised training, no part of the network, is left aside")
+        yield _without(branch, gone, "of training (a head, a loss or a counter), no part of the network, left aside")
 
 
 def without_dropped(branch: Branch, patterns: Sequence[str]) -> tuple[Branch, tuple[str, ...]]:

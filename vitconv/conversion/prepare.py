@@ -156,7 +156,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         if source.refusals:
             raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
         _check_axes(p, order.wishes.axes)
-        dropped = _consented(p, order, source.branch.left)
+        dropped = _consented(p, order, source)
         return Prepared(source, p, order, prove(p), dropped, extra, put_back)
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
@@ -212,11 +212,9 @@ def _dtype(text: str) -> str:
     return text.upper()
 
 
-def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]:
-    """Return the tensors that are lost with consent; refuse when any is lost without.
-
-    `left` are the source keys that were left out before.
-    """
+def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
+    """Return the tensors that are lost with consent; refuse when any is lost without."""
+    left = source.branch.left
     dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in order.drop))
     idle = [
         x for x in order.drop if not any(_matches(x, c) for c in p.residue) and not any(_fits(x, key) for key in left)
@@ -224,18 +222,30 @@ def _consented(p: Plan, order: Order, left: tuple[str, ...]) -> tuple[Cell, ...]
     if idle:
         would = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
         raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}")
-    kept = [c for c in p.residue if c not in dropped]
-    if kept and order.residue is None:
+    kept = [c for c in p.residue if c not in dropped] if order.residue is None else []
+    lost, hints = [], ["keep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN"]
+    if kept:
         name = p.target.variant.dialect.name
         lines = explain_residue(p.target.variant.dialect, tuple(c.name for c in kept))
-        hints = [h for pattern, h in HINTS.items() if any(fnmatch.fnmatch(template_of(c.name), pattern) for c in kept)]
-        raise Refused(
-            f"{name} has no place for {len(kept)} tensors, which would be lost:\n  "
-            + "\n  ".join(lines)
-            + "\nkeep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN"
-            + "".join(f"; {h}" for h in hints)
-        )
+        lost.append(f"{name} has no place for {len(kept)} tensors, which would be lost:\n  " + "\n  ".join(lines))
+        hints += [h for x, h in HINTS.items() if any(fnmatch.fnmatch(template_of(c.name), x) for c in kept)]
+    if beside := _unclaimed(source, order):
+        lost.append(beside)
+        hints.append("--branch NAME says which part is meant")
+    if lost:
+        raise Refused("\n".join([*lost, "; ".join(hints)]))
     return dropped
+
+
+def _unclaimed(source: Recognised, order: Order) -> str:
+    """Say what is left out beside the network without anybody's consent, in words; "" when nothing is."""
+    lost = [key for key in source.branch.unclaimed if not any(_fits(x, key) for x in order.drop)]
+    if not lost or order.residue is not None:
+        return ""
+    count = f"{len(source.stored)} of {len(source.stored) + len(source.branch.left)} tensors are read"
+    return f"{len(lost)} tensors beside the network ({source.branch.name}: {count}) would be lost:\n  " + ", ".join(
+        collapse(lost)[:8]
+    )
 
 
 def _matches(pattern: str, c: Cell) -> bool:

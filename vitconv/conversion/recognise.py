@@ -9,15 +9,16 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from vitconv.conversion.asides import without_dropped, without_training_heads
+from vitconv.conversion.asides import training_keys, without_dropped, without_training_parts
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
 from vitconv.conversion.readings import marked, slashed, unchunked, without_text_tower
+from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
-from vitconv.io.wrappers import is_averaged
+from vitconv.io.wrappers import PLAIN, is_averaged, rank
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
@@ -131,7 +132,10 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     sources = {**dict.fromkeys(facts.known(), f"{AUTHOR} ({match.dialect.name})"), **sources}
     notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *held, *_tied(branch, match)]
     notes += [branch.note] if branch.note else []
-    others = tuple(b.name for b in found if b.name != chosen.name)
+    notes += lost_parts(match, facts)
+    if wishes.branch is None and len(found) > 1:
+        notes += _compared(checkpoint, branch, chosen, found)
+    others = tuple(b.name for b in found if not f"{chosen.name}.".startswith(f"{b.name}."))
     beside = known.beside
     return Recognised(
         checkpoint,
@@ -145,6 +149,15 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         beside.refusals if beside else (),
         _aside(chosen, branch),
     )
+
+
+def _compared(checkpoint: Checkpoint, branch: Branch, chosen: Branch, found: list[Branch]) -> list[str]:
+    """Hold the set that is taken by default against the others; see `suspicions`."""
+    names = [b.name for b in found]
+    others = [b for b in found if b is not chosen]
+    if rank(chosen.name, names) == PLAIN:
+        check_alike(branch, chosen, [b for b in others if rank(b.name, names) == PLAIN], checkpoint.read)
+    return lost_beside(branch, chosen, others)
 
 
 def _aside(chosen: Branch, branch: Branch) -> tuple[Stored, ...]:
@@ -194,15 +207,26 @@ def _settled(
 
 
 def _chosen(found: list[Branch], name: str | None) -> Branch:
-    """Return the branch of that name, or of one in which it is a whole part, when that is only one."""
+    """Return the branch of that name, or of one in which it is a whole part; or the part of a branch of that name."""
     if name is None:
         return found[0]
-    hits = [b for b in found if b.name == name] or [b for b in found if name in b.name.split(".")]
+    hits = [b for b in found if b.name == name]
     if not hits and name in ("ema", "raw"):
         hits = [b for b in found if is_averaged(b.name) == (name == "ema")]
-    if len(hits) != 1:
-        raise UsageError(f"no branch {name!r} in this file; it has: {', '.join(shown(b.name) for b in found)}")
-    return hits[0]
+    # Of several in one container the first is meant, by the rule that orders them.
+    hits = hits or [b for b in found if name in b.name.split(".")] or [b for b in found if _ends(b.name, name)]
+    if hits:
+        return hits[0]
+    parts = [part for b in found for part in loosen(b) if part.left]
+    for part in [*(p for p in parts if p.name == name), *(p for p in parts if _ends(p.name, name))]:
+        # Who names a part has said that the others are not meant.
+        return dataclasses.replace(part, unclaimed=())
+    there = ", ".join(dict.fromkeys(shown(b.name) for b in found))
+    raise UsageError(f"no branch {name!r} in this file; it has: {there}")
+
+
+def _ends(path: str, name: str) -> bool:
+    return f".{path}".endswith(f".{name}")
 
 
 def _read(
@@ -220,13 +244,26 @@ def _read(
         if reading is branch:
             return reading, match
         fitting.append((reading, match))
-    if len({frozenset(t.path for t in b.tensors.values()) for b, _ in fitting}) > 1:
-        names = ", ".join(shown(b.name) for b, _ in fitting)
+    whole = _largest([reading for reading, _ in fitting])
+    if len(whole) > 1:
+        names = ", ".join(shown(b.name) for b in whole)
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
-    if fitting:
-        return fitting[0]
+    for reading, match in fitting:
+        if reading is whole[0]:
+            claimed = set(training_keys(reading, reading.unclaimed))
+            return dataclasses.replace(
+                reading, unclaimed=tuple(k for k in reading.unclaimed if k not in claimed)
+            ), match
     # Nothing fits. Which is the closest, or why it is refused, is told by all dialects.
     return branch, _detect(branch, dialects.every(), lambda _: [], choices, wishes, facts)
+
+
+def _largest(readings: list[Branch]) -> list[Branch]:
+    """Return the first of the readings that hold the same tensors, but none that another one contains."""
+    held: dict[frozenset[tuple[str, ...]], Branch] = {}
+    for reading in readings:
+        held.setdefault(frozenset(t.path for t in reading.tensors.values()), reading)
+    return [reading for paths, reading in held.items() if not any(paths < more for more in held)]
 
 
 def _detect(
@@ -259,7 +296,7 @@ def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
     loosened = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
     yield from loosened[1:]
     for reading in loosened:
-        yield from without_training_heads(reading)
+        yield from without_training_parts(reading)
     for reading in loosened if drop else ():
         fewer, used = without_dropped(reading, drop)
         if used:

@@ -1,13 +1,13 @@
 """Take off what trainers put around a network's weights, keep what was taken off, and put it back.
 
 Nothing is guessed: every set of weights in a file becomes a branch. Their order is a stated rule: teacher before
-student, averaged (EMA) before raw, MoCo's base encoder before its momentum copy, I-JEPA's target encoder before its
-context encoder; then the larger set.
+student, averaged (EMA) before raw, MoCo's base encoder before its momentum copy, BYOL's online network before its
+target, I-JEPA's target encoder before its context encoder; then the larger set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -15,12 +15,14 @@ from vitconv.errors import Refused
 from vitconv.io.contents import some
 from vitconv.io.tensor import Stored
 from vitconv.io.training_state import is_training_state
-from vitconv.io.wrappers import COUNTERS, WRAPPERS, rank, reason, split_names
+from vitconv.io.wrappers import COUNTERS, WRAPPERS, is_averaged, rank, reason, split_names
 from vitconv.record import dataclass
 
 _Kind = Literal["prefix", "infix"]
 _MAX_ROUNDS = 32
 _MAX_LOOSENED = 64
+_MAX_NUMBERED = 8
+_MAX_DEPTH = 4
 _MIN_NETWORK = 4
 FLAT = "weights"
 
@@ -39,13 +41,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Branch:
-    """One set of weights: its tensors by bare key, what was taken off, a remark, and the keys that were left aside."""
+    """One set of weights: its tensors by bare key, what was taken off, a remark, and the keys that were left aside.
+
+    `unclaimed` are those of the keys left aside of which nobody has said that they are no part of the network.
+    """
 
     name: str
     tensors: dict[str, Stored]
     steps: tuple[Step, ...]
     note: str
     left: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()
 
 
 class Readable(Protocol):
@@ -94,11 +100,12 @@ def branches(ckpt: Readable) -> list[Branch]:
     found = [branch for branch in found if branch.tensors]
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
-    found.sort(key=lambda branch: (_only_numbers(branch), rank(branch.name), -_size(branch)))
+    names = [branch.name for branch in found]
+    found.sort(key=lambda branch: (_only_numbers(branch), rank(branch.name, names), -_size(branch)))
     if len(found) > 1:
         first = found[0]
         others = some(branch.name for branch in found[1:])
-        note = f"taken by default: {reason(first.name)}; also there: {others} (--branch)"
+        note = f"taken by default: {reason(first.name, names)}; also there: {others} (--branch)"
         found[0] = replace(first, note=f"{note}; {first.note}" if first.note else note)
     return found
 
@@ -106,7 +113,7 @@ def branches(ckpt: Readable) -> list[Branch]:
 def loosen(branch: Branch) -> Iterator[Branch]:
     """Give further readings of a branch, for when no dialect fits it: a common prefix off, or one of several parts.
 
-    Parts are tried the largest first; the keys of the others are in `left`, and the note says so.
+    Parts are tried the largest first; the keys of the others are in `left` and `unclaimed`, and the note says so.
     """
     waiting = [branch]
     given = 0
@@ -115,10 +122,13 @@ def loosen(branch: Branch) -> Iterator[Branch]:
         groups: dict[str, dict[str, Stored]] = {}
         for key, stored in now.tensors.items():
             head, dot, rest = key.partition(".")
-            groups.setdefault(head if dot and not head.isdigit() else "", {})[rest] = stored
+            groups.setdefault(head if dot else "", {})[rest if dot else key] = stored
+        if sum(head.isdigit() for head in groups) > _MAX_NUMBERED:
+            # The layers of a network, not its places in a list of modules.
+            groups = {head: group for head, group in groups.items() if not head.isdigit()}
         ordered = sorted(groups, key=lambda head: -sum(stored.nbytes for stored in groups[head].values()))
         for head in ordered:
-            if not head or (len(groups) > 1 and len(groups[head]) < _MIN_NETWORK):
+            if not head or (len(groups[head]) < _MIN_NETWORK and len(groups[head]) < len(now.tensors)):
                 continue
             next_ = _part(now, f"{head}.", groups[head])
             given += 1
@@ -159,27 +169,46 @@ def _take_apart(
 ) -> Iterator[Branch]:
     remarks = list(remarks)
     keys = _unwrap(ckpt, keys, remarks)
-    copies = split_names({key.partition(".")[0] for key in keys if "." in key})
-    keys = _without_counters(keys, remarks, bool(copies))
+    copies = _copies(keys)
+    name = ".".join((*container, *parts)) or FLAT
+    keys = _without_counters(keys, remarks, bool(copies) or is_averaged(name))
     if not copies:
-        name = ".".join((*container, *parts)) or FLAT
         steps = (*(Step("container", text) for text in container), *_steps(list(keys.values()), list(keys)))
         yield Branch(name, {key: taken.stored for key, taken in keys.items()}, steps, "; ".join(remarks))
         return
     groups: dict[str, _Keys] = {}
     for key, taken in keys.items():
-        head, dot, rest = key.partition(".")
-        if dot and head in copies:
-            groups.setdefault(head, {})[rest] = _Taken(taken.stored, (*taken.off, ("prefix", f"{head}.")))
-        else:
-            groups.setdefault("", {})[key] = taken
+        head = next((prefix for prefix in copies if key.startswith(prefix)), "")
+        off = (*taken.off, ("prefix", head)) if head else taken.off
+        groups.setdefault(head, {})[key.removeprefix(head)] = _Taken(taken.stored, off)
     for head, group in groups.items():
         if head:
-            yield from _take_apart(ckpt, container, (*parts, head), group, remarks)
+            yield from _take_apart(ckpt, container, (*parts, head[:-1]), group, remarks)
         else:
             steps = (*(Step("container", text) for text in container), *_steps(list(group.values()), list(group)))
             tensors = {key: taken.stored for key, taken in group.items()}
             yield Branch(".".join((*container, *parts, "rest")), tensors, steps, "; ".join(remarks))
+
+
+def _copies(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes that name copies of one network, with their dots; those further in count in twos at least."""
+    level = {"": {key for key in keys if "." in key}}
+    for depth in range(_MAX_DEPTH):
+        found: list[str] = []
+        below: dict[str, set[str]] = {}
+        for prefix, rests in level.items():
+            groups: dict[str, set[str]] = {}
+            for rest in rests:
+                head, _, tail = rest.partition(".")
+                groups.setdefault(head, set()).add(tail)
+            copies = split_names(set(groups))
+            if copies and (depth == 0 or len(copies) > 1):
+                found += [f"{prefix}{head}." for head in groups if head in copies]
+            below |= {f"{prefix}{head}.": {t for t in tails if "." in t} for head, tails in groups.items()}
+        if found:
+            return tuple(sorted(found))
+        level = {prefix: rests for prefix, rests in below.items() if len(rests) >= _MIN_NETWORK}
+    return ()
 
 
 def _unwrap(ckpt: Readable, keys: _Keys, remarks: list[str]) -> _Keys:
@@ -262,4 +291,5 @@ def _part(branch: Branch, prefix: str, tensors: dict[str, Stored]) -> Branch:
     if left:
         notes.append(f"only {prefix}* was read; left aside: {some(left)}")
     name = f"{branch.name}.{prefix[:-1]}" if left else branch.name
-    return Branch(name, tensors, (*steps, Step("prefix", prefix)), "; ".join(notes), (*branch.left, *left))
+    aside, unclaimed = (*branch.left, *left), (*branch.unclaimed, *left)
+    return Branch(name, tensors, (*steps, Step("prefix", prefix)), "; ".join(notes), aside, unclaimed)

@@ -1,0 +1,122 @@
+"""Signs that a set of weights has lost tensors, though a layout explains what is left of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+
+from vitconv.conversion.asides import training_keys
+from vitconv.errors import Ambiguous, shown
+from vitconv.io.envelope import Branch
+from vitconv.io.tensor import Stored
+from vitconv.layout.match import Match, collapse
+from vitconv.layout.semantics import Semantics
+
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?![A-Za-z\d])")
+_FINAL_NORMS = {"norm.weight", "pool.norm.weight", "trunk_norm.weight", "norm_cls.weight"}
+# Their encoders of pre-norm blocks have no final norm by default.
+_NONE_BY_DEFAULT = {"torch", "xformers"}
+# A class token; with a distillation token; with four registers.
+_TOKENS = (1, 2, 5)
+_ANCHORS = 8
+
+Read = Callable[[Stored], memoryview]
+
+
+def lost_parts(match: Match, facts: Semantics) -> list[str]:
+    """Return a warning for each part that networks of this kind have and this one has not."""
+    names = {part for b in match.bound for part in b.parts}
+    out = []
+    pre = "pre" in _values(facts.norm_placement or match.variant.implies.get("norm_placement"))
+    plain = match.dialect.family == "plain" and match.dialect.library not in _NONE_BY_DEFAULT
+    if plain and pre and "blocks.0.norm1.weight" in names and not names & _FINAL_NORMS:
+        out.append(
+            "warning: there is no norm after the last block, which nearly every pre-norm network has: was it lost?"
+        )
+    n = match.sizes.get("n", 0)
+    if "embed.pos" in names and "embed.cls" not in names and facts.grid is None and not _square(n):
+        fewer = [n - k for k in _TOKENS if _square(n - k)]
+        if fewer:
+            out.append(
+                f"warning: {n} positions make no square grid, {fewer[0]} beside {n - fewer[0]} for tokens would, and"
+                " there is no class token: was it lost? --set grid=HxW says that it was not"
+            )
+    return out
+
+
+def _values(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else ("pre", "post") if value is None else (value,)
+
+
+def _square(n: int) -> bool:
+    return n >= 4 and math.isqrt(n) ** 2 == n
+
+
+def lost_beside(taken: Branch, chosen: Branch, others: Iterable[Branch]) -> list[str]:
+    """Return a warning for each other copy of the network that holds more of it.
+
+    Raises:
+        Ambiguous: it holds layers that are not in the set that was taken.
+    """
+    forms = {_NUMBER.sub("#", key) for key in taken.tensors}
+    out = []
+    for other in others:
+        extra = _extra(taken, chosen, other)
+        deeper = [key for key in extra if _NUMBER.search(key) and _NUMBER.sub("#", key) in forms]
+        if deeper:
+            raise Ambiguous(
+                f"{shown(chosen.name)} would be taken by default, but lacks layers that {shown(other.name)} holds:"
+                f" {', '.join(collapse(deeper)[:4])}; say which is meant with --branch NAME"
+            )
+        if extra:
+            out.append(
+                f"warning: {shown(chosen.name)} lacks {', '.join(collapse(extra)[:4])}, which"
+                f" {shown(other.name)} holds: was it saved in part?"
+            )
+    return out
+
+
+def check_alike(taken: Branch, chosen: Branch, others: Iterable[Branch], read: Read) -> None:
+    """Refuse to choose between two plain sets of one network that differ: no rule says which is meant.
+
+    Raises:
+        Ambiguous: there is such a set.
+    """
+    for other in others:
+        names = _copy(taken, other)
+        shared = [key for key in taken.tensors if key in names]
+        if 10 * len(shared) < 9 * len(taken.tensors):
+            continue
+        if any(not _same(taken.tensors[key], other.tensors[names[key]], read) for key in shared):
+            raise Ambiguous(
+                f"two sets of weights of one network are in this file, {shown(chosen.name)} and"
+                f" {shown(other.name)}, and no rule says which is meant; say so with --branch NAME"
+            )
+
+
+def _same(one: Stored, two: Stored, read: Read) -> bool:
+    if (one.dtype, one.shape) != (two.dtype, two.shape):
+        return False
+    return (one.blob, one.start, one.strides) == (two.blob, two.start, two.strides) or read(one) == read(two)
+
+
+def _extra(taken: Branch, chosen: Branch, other: Branch) -> list[str]:
+    """Return the keys of `other`, as the taken set calls them, that are missing; none when it is no copy."""
+    held = _copy(taken, other)
+    extra = [key for key in held if key not in taken.tensors]
+    training = {*training_keys(other, extra), *(key for key in extra if any(k.endswith(key) for k in chosen.tensors))}
+    return [key for key in extra if key not in training]
+
+
+def _copy(taken: Branch, other: Branch) -> dict[str, str]:
+    """Return the keys of another copy of a network, by the name each has in the one taken."""
+    anchors = sorted(taken.tensors, key=len)[-_ANCHORS:]
+    prefixes = {key.removesuffix(a) for a in anchors for key in other.tensors if f".{key}".endswith(f".{a}")}
+    best: dict[str, str] = {}
+    for prefix in prefixes:
+        names = {key.removeprefix(prefix): key for key in other.tensors if key.startswith(prefix)}
+        if sum(key in names for key in taken.tensors) > sum(key in best for key in taken.tensors):
+            best = names
+    shared = [key for key in taken.tensors if key in best]
+    return best if 2 * len(shared) > len(taken.tensors) else {}
