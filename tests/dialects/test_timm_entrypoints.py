@@ -60,9 +60,9 @@ def test_all_of_them() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_other_architectures_are_not_taken_for_a_plain_one(name: str) -> None:
+def test_other_architectures_are_not_taken_for_a_vision_transformer(name: str) -> None:
     try:
         found = detect(shapes_of(name), load_all(DIALECTS, plugins=False).values())
     except (NotRecognised, Refused):
         return
-    assert found.dialect.family != "plain"
+    assert found.dialect.name != "timm"
