@@ -35,7 +35,7 @@ from vitconv.cli._options import command_line, json_option, report_option
 @click.option("--edit-a", "edits_a", multiple=True, metavar="EDIT", help="Edit B's weights on their way to A.")
 @click.option("--edit-b", "edits_b", multiple=True, metavar="EDIT", help="Edit A's weights on their way to B.")
 @click.option("--inputs", multiple=True, metavar="NAME", help="Run these probe images only: coloured, single, "
-              "low-variance, large.")  # fmt: skip
+              "low-variance, large, resized.")  # fmt: skip
 @click.option("--profile", default="default", show_default=True, help="The rules to judge by: default or strict.")
 @click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
 @click.option("--seed", default=0, show_default=True, help="Seed of probe weights and probe images.")

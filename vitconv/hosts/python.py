@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -19,6 +20,8 @@ from vitconv.hosts.base.places import Places, Table, locate, taps_of
 from vitconv.hosts.base.survey import survey
 from vitconv.layout.semantics import Semantics
 
+# Facts that a factory may take as arguments.
+SIZES = frozenset({"image_size", "patch_size"})
 _HOSTS = (reference, timm, torchvision, transformers, xformers_style, xformers)
 _TABLES: tuple[tuple[str, Table], ...] = (
     ("canonical", reference.TABLE),
@@ -31,16 +34,35 @@ _TABLES: tuple[tuple[str, Table], ...] = (
 def make(spec: Spec) -> nn.Module:
     """Import and call the factory; options are its arguments. The result must be a torch module.
 
-    This runs the user's own code, as importing it does.
+    This runs the user's own code, as importing it does. A size of images that the factory has no argument for is not
+    given to it: it is that of the images to run.
 
     Raises:
-        UsageError: not of the form `module:name`, no such module or name, or the result is not a module.
+        UsageError: not of the form `module:name`, no such module or name, the factory takes no such arguments, or the
+            result is not a module.
     """
     network = load(spec.model)
-    made = network if isinstance(network, nn.Module) else network(**spec.options)
+    made = network if isinstance(network, nn.Module) else network(**_arguments(network, spec))
     if not isinstance(made, nn.Module):
         raise UsageError(f"python:{spec.model} gives {type(made).__name__}, expected a torch.nn.Module")
     return made.eval()
+
+
+def _arguments(factory: Callable[..., Any], spec: Spec) -> dict[str, Any]:
+    options = dict(spec.options)
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a builtin: what it takes is not said
+        return options
+    takes = signature.parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        options = {name: value for name, value in options.items() if name in takes or name not in SIZES}
+    try:
+        signature.bind(**options)
+    except TypeError as e:
+        known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+        raise UsageError(f"python:{spec.model}: arguments do not fit: {e}; {known}") from None
+    return options
 
 
 def load(reference_text: str) -> Callable[..., Any] | nn.Module:

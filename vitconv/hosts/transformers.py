@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -199,8 +200,16 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits [b o]; of a bare model the pooler's output [b d], else the last hidden state [b t d]."""
-    output = module(pixel_values=images)
+    """Return the logits [b o]; of a bare model the pooler's output [b d], else the last hidden state [b t d].
+
+    Images of another size than the configuration's are run with positions resized, where the network can.
+    """
+    net: Any = module
+    more = {}
+    own = _pair(getattr(net.config, "image_size", None) or tuple(images.shape[-2:]))
+    if tuple(images.shape[-2:]) != own and "interpolate_pos_encoding" in inspect.signature(net.forward).parameters:
+        more = {"interpolate_pos_encoding": True}
+    output = module(pixel_values=images, **more)
     for name in ("logits", "pooler_output", "last_hidden_state"):
         value = getattr(output, name, None)
         if value is not None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from vitconv.errors import Refused, UsageError
+from vitconv.errors import Refused, UsageError, VitconvError
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import precision_of
-from vitconv.parity.probe import probe_images, probe_weights
+from vitconv.parity.probe import IMAGES, RESIZED, probe_images, probe_weights, resized_image
 from vitconv.parity.side import Side, module_of
 from vitconv.parity.trace import Hook, Trace, trace
 
@@ -49,6 +49,7 @@ class Pair:
         progress: told runs done, runs in all, and what runs now.
         planned: runs in all, as far as known.
         finest: what `vitconv.parity.capability.finest` found of each side.
+        own_size: why there are no images of another size, or "".
     """
 
     a: Side
@@ -62,6 +63,7 @@ class Pair:
     planned: int = 0
     runs: int = 0
     finest: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    own_size: str = ""
     _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
     _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
@@ -228,10 +230,35 @@ def pair_of(a: Side, b: Side, *, inputs: tuple[str, ...] = (), seed: int = 0, de
     if left != right:
         raise UsageError(f"A takes {left.kind} {list(left.shape)}, B takes {right.kind} {list(right.shape)}")
     images = probe_images(left, seed)
-    unknown = [name for name in inputs if name not in images]
+    unknown = [name for name in inputs if name not in IMAGES]
     if unknown:
-        raise UsageError(f"inputs {', '.join(unknown)}: expected some of {', '.join(images)}")
-    return Pair(a, b, {n: x for n, x in images.items() if not inputs or n in inputs}, device, seed)
+        raise UsageError(f"inputs {', '.join(unknown)}: expected some of {', '.join(IMAGES)}")
+    own_size = ""
+    if not inputs or RESIZED in inputs:
+        other, own_size = _resized(a, b, seed)
+        images |= other
+    chosen = {n: x for n, x in images.items() if not inputs or n in inputs}
+    if not chosen:
+        raise UsageError(f"inputs {RESIZED}: {own_size}")
+    return Pair(a, b, chosen, device, seed, own_size=own_size)
+
+
+def _resized(a: Side, b: Side, seed: int) -> tuple[dict[str, Tensor], str]:
+    """Return images of another size, if both networks take them, or else which one does not and what it says."""
+    sizes, inputs = a.bridge.match.sizes, a.built.inputs
+    if a.dialect_family != "plain" or inputs.kind != "images" or not {"p", "q"} <= {*sizes}:
+        return {}, "networks of this kind are run at their own size only"
+    image = resized_image(inputs, (sizes["p"], sizes["q"]), seed)
+    for side in (a, b):
+        module = side.built.module
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                side.built.run(module, image.to(dtype))
+        except (*_ERRORS, VitconvError) as e:
+            said = (str(e).strip().splitlines() or [type(e).__name__])[0]
+            return {}, f"{side.label} takes images of its own size only ({said})"
+    return {RESIZED: image}, ""
 
 
 def swapped(pair: Pair) -> Pair:

@@ -70,7 +70,9 @@ def _massive(bias: Tensor) -> Tensor:
     return bias
 
 
-IMAGES = ("coloured", "single", "low-variance", "large")
+# Images of another size than the networks were made for; there are none where a network takes only its own.
+RESIZED = "resized"
+IMAGES = ("coloured", "single", "low-variance", "large", RESIZED)
 
 
 def probe_images(inputs: Inputs, seed: int) -> dict[str, Tensor]:
@@ -86,6 +88,13 @@ def probe_images(inputs: Inputs, seed: int) -> dict[str, Tensor]:
         "low-variance": _exact(0.5 + LOW_VARIANCE * base[2:3]),
         "large": _exact(LARGE * base[3:4]),
     }
+
+
+def resized_image(inputs: Inputs, patch: tuple[int, int], seed: int) -> Tensor:
+    """Return one image two patches higher and one wider than the networks' own: [1 c height width], float64."""
+    channels, height, width = inputs.shape
+    larger = Inputs(inputs.kind, (channels, height + 2 * patch[0], width + patch[1]))
+    return _exact(_pictures(larger, 1, seed))
 
 
 def _pictures(inputs: Inputs, count: int, seed: int) -> Tensor:

@@ -56,6 +56,11 @@ class Side:
         return self.bridge.match.dialect.name
 
     @property
+    def dialect_family(self) -> str:
+        """The family of that dialect."""
+        return self.bridge.match.dialect.family
+
+    @property
     def choices(self) -> Mapping[str, str]:
         """The options of the dialect that the state dict takes."""
         return self.bridge.match.variant.names

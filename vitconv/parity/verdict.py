@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitconv.layout.semantics import Semantics
+from vitconv.parity.probe import RESIZED
 from vitconv.parity.stage import Stage
 from vitconv.parity.where import Where
 
@@ -93,6 +94,8 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
         f", and the same numerics in {', '.join(s.key.removeprefix('numerics-') for s in numerics)}" if numerics else ""
     )
     more = "" if numerics else "; no other precision was looked at"
+    if any(r.name == "weights" and r.status == "warn" for r in ran["accounting"].rows):
+        more += "; with probe weights in both: the weights that the networks came with differ"
     return "same", f"the same function in float64, forward and backward{said}{more}"
 
 
@@ -111,11 +114,15 @@ def _difference(ran: Mapping[str, Stage], failing: list[str], name: str, detail:
         if probe and all(r.status == "ok" for r in probe):
             return f"with the same weights they compute the same function, but {name}: {detail}"
     if "function" in failing:
-        bad = next(r for r in ran["function"].failures if r.blame == "differs")
+        wrong = [r for r in ran["function"].failures if r.blame == "differs"]
+        bad = wrong[0]
+        if all(RESIZED in r.name for r in wrong):
+            known = "the same function at the size of images they were made for, and not at another"
+            return f"{known}: {bad.name}: {bad.detail}"
         return f"not the same function: {bad.name}: {bad.detail}"
     if failing[0].startswith("numerics"):
         precision = failing[0].removeprefix("numerics-")
-        known = function is not None and not function.failures
-        text = "the same function in float64, and not" if known else "the function was not compared in float64; not"
+        exact = function is not None and not function.failures
+        text = "the same function in float64, and not" if exact else "the function was not compared in float64; not"
         return f"{text} the same numerics in {precision}: {name}: {detail}"
     return f"{name}: {detail}"

@@ -95,10 +95,28 @@ def _loaded(pair: Pair) -> Iterator[Row]:
         yield Row(f"{side.label}: weights loaded", "warn" if unfit else "ok", detail, {"tensors": len(back)})
 
 
+def _unstated(pair: Pair) -> Row:
+    """Say that only probe weights are run, and whether the users' own networks came with the same ones."""
+    a, b = pair.a, pair.b
+    said = "neither side has any: only probe weights are run"
+    if not a.host.name == b.host.name == "python":
+        return Row("weights", "info", said)
+    left, right = (side.bridge.read(state_of(side.built.module)) for side in (a, b))
+    common = [n for n in left if n in right and left[n].shape == right[n].shape]
+    unequal = [n for n in common if not same_bits(left[n], right[n])]
+    if not unequal:
+        return Row("weights", "info", f"{said}; the networks came with the same ones")
+    names = collapse(unequal)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    which = f"{len(unequal)} of {len(common)} tensors ({', '.join(names[:SHOWN])}{more})"
+    how = f"to compare those, name them: {a.spec}@CHECKPOINT"
+    return Row("weights", "warn", f"{said}; those the networks came with differ in {which}; {how}")
+
+
 def _weights(pair: Pair) -> Iterator[Row]:
     a, b = pair.a, pair.b
     if a.weights is None or b.weights is None:
-        yield Row("weights", "info", "neither side has any: only probe weights are run")
+        yield _unstated(pair)
         return
     carried = next((s for s in (a, b) if not s.own), None)
     if carried is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vitconv.layout.match import collapse
 from vitconv.parity.compare import Gap, gaps, missing, pooled, whole
 from vitconv.parity.pair import GIVEN, Pair
-from vitconv.parity.probe import IMAGES
+from vitconv.parity.probe import IMAGES, RESIZED
 from vitconv.parity.stage import Row, Stage, short, stage
 from vitconv.parity.tolerance import SAME_FUNCTION
 
@@ -39,16 +39,19 @@ def same_function(pair: Pair, threshold: float = SAME_FUNCTION) -> Compared:
             a = pair.run(pair.a, inputs, "fp64", of)
             b = pair.run(pair.b, inputs, "fp64", of)
             every[of, inputs] = tuple(gaps(a, b))
-            rows.append(row_of(of, inputs, every[of, inputs], threshold))
+            name = f"{inputs} to {'x'.join(map(str, pair.images[inputs].shape[2:]))}" if inputs == RESIZED else inputs
+            rows.append(row_of(of, name, every[of, inputs], threshold))
             found, said = lost_rows(of, inputs, missing(a, b), set(pair.a.shapes) & set(pair.b.shapes))
             rows += found
             notes += said
-            notes += [f"{t.side}: {t.facts['lifted']}" for t in (a, b) if "lifted" in t.facts]
+            notes += [f"{t.side}: {t.facts[k]}" for t in (a, b) for k in ("lifted", "repeated") if k in t.facts]
     for of in pair.sets:
         for label, gains in pair.gains(of).items():
             names = ", ".join(collapse(gains))
             notes.append(f"{label} has a factor folded in, which is put back to compare {names}")
-    left_out = [n for n in IMAGES if n not in pair.images]
+    if pair.own_size:
+        notes.append(f"no image of another size was run: {pair.own_size}")
+    left_out = [n for n in IMAGES if n not in pair.images and not (n == RESIZED and pair.own_size)]
     if left_out:
         notes.append(f"not run, since other inputs were asked for: {', '.join(left_out)}")
     if pair.blockwise:

@@ -8,6 +8,7 @@ from vitconv.parity.capability import finest
 from vitconv.parity.explain import Cause, explain
 from vitconv.parity.half_only import explain_half, limits_told
 from vitconv.parity.pair import GIVEN, PROBE, Pair
+from vitconv.parity.probe import RESIZED
 from vitconv.parity.stage import Row, Stage, skipped, stage
 from vitconv.parity.where import Where
 
@@ -25,6 +26,12 @@ def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[s
         out: gets the cause.
         judged: the precisions that were judged.
     """
+    if where and where[0].inputs == RESIZED:
+        # The catalogue's network runs at the native size, where there is nothing to explain.
+        how = "at their own size they agree, so compare how the positions are resized"
+        return skipped(
+            KEY, TITLE, f"{how}: interpolation, antialias, align_corners, offset, and the grid they start from"
+        )
     half = bool(finest(pair, pair.b)[1]) and not finest(pair, pair.a)[1]
     if half and judged:
         cause = explain_half(pair, judged[0], GIVEN if GIVEN in pair.sets else PROBE)
