@@ -181,6 +181,8 @@ def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
     if precision != "fp64" and effect and cause.reason.endswith("no fault"):
         return bench.pooled(precision).cell(planted, net)
     truths = {frozenset(t) for t in itertools.product(*(m.truth for m in planted))}
+    # Of two faults, one can hide the other: under a causal mask no image reaches a class token that stands first.
+    truths |= {frozenset((t,)) for m in planted if len(planted) > 1 and _alone(bench, m, net) for t in m.truth}
     answers = {frozenset(names - {""}) for names in cause.names}
     named = bool({frozenset(t - {""}) for t in truths} & answers)
     seen = not cause.reason.endswith("no fault")
@@ -203,6 +205,12 @@ def cell(bench: Bench, planted: Sequence[Mutation], precision: str) -> Cell:
         cause.runs,
         hidden,
     )
+
+
+def _alone(bench: Bench, mutation: Mutation, net: Any) -> bool:
+    """Whether a network with several faults computes what it does with this one alone."""
+    one, both = bench.traces(bench.spoiled(mutation), "fp64"), bench.traces(net, "fp64")
+    return all(max(ratios(x, y, exact_scale(y)).values()) <= 1 for x, y in zip(one, both, strict=True))
 
 
 def _change(bench: Bench, net: Any, precision: str) -> tuple[bool, bool]:

@@ -6,7 +6,7 @@ same precision. Rounding errors of many inputs point anywhere; a fault that is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -29,6 +29,8 @@ SLOPE = 0.3
 FLOOR = 2.8
 # One fault fits better than another when their errors, input by input, part by so many deviations.
 BETTER = 3.0
+# What two faults change points the same way when the cosine between is larger.
+COLLINEAR = 0.999
 # With fewer inputs a deviation is a guess.
 LEAST_INPUTS = 6
 
@@ -176,7 +178,11 @@ def regress(predictions: Predictions, right_runs: Sequence[Left], wrong_runs: Se
     seen = _Seen([_flat(e, weight) for e in apart], [_flat(r, weight) for r in rounding])
     sums = {name: _sum(base, faulty, apart, seen, weight) for name, faulty in predictions.faulty.items()}
     estimates = {name: _estimate(name, s, terms) for name, s in sums.items()}
-    accused = _accused(estimates, sums)
+
+    def alike(one: str, two: str) -> bool:
+        return _cosine(base, predictions.faulty[one], predictions.faulty[two], weight) > COLLINEAR
+
+    accused = _accused(estimates, sums, alike)
     known = [e for e in estimates.values() if e.reach >= ACCUSE]
     excluded = tuple(e.name for e in known if e.name not in accused and abs(e.beta - 1) * e.reach >= ACCUSE)
     # What changes nothing here is no fault of this network.
@@ -290,8 +296,14 @@ def _estimate(name: str, s: _Sums, terms: int) -> Estimate:
     return Estimate(name, beta, beta / deviation, 1 / max(deviation, own), size, left, s.grown)
 
 
-def _accused(estimates: Mapping[str, Estimate], sums: Mapping[str, _Sums]) -> tuple[str, ...]:
-    """Return the faults that stand out of the noise, the closest first, with those that cannot be told from it."""
+def _accused(
+    estimates: Mapping[str, Estimate], sums: Mapping[str, _Sums], alike: Callable[[str, str], bool]
+) -> tuple[str, ...]:
+    """Return the faults that stand out of the noise, the closest first, with those that cannot be told from it.
+
+    Faults that change the same by other amounts (one eps and another) differ in the slope alone; where both sides round
+    alike a part of every change vanishes, and the slope is no measure of so little.
+    """
     able = [
         e
         for e in estimates.values()
@@ -301,7 +313,26 @@ def _accused(estimates: Mapping[str, Estimate], sums: Mapping[str, _Sums]) -> tu
         return ()
     able.sort(key=lambda e: e.left)
     best = sums[able[0].name].left
-    return tuple(e.name for e in able if _deviations(sums[e.name].left, best) < BETTER)
+    first = able[0].name
+    return tuple(
+        e.name for e in able if e.name == first or _deviations(sums[e.name].left, best) < BETTER or alike(e.name, first)
+    )
+
+
+def _cosine(
+    base: Sequence[Mapping[str, Tensor]],
+    one: Sequence[Mapping[str, Tensor]],
+    two: Sequence[Mapping[str, Tensor]],
+    weight: Mapping[str, float],
+) -> float:
+    """Return the cosine of the angle between what two faults change, over all inputs; 0 where a shape differs."""
+    dot = left = right = 0.0
+    for b, f, g in zip(base, one, two, strict=True):
+        if any(n not in f or n not in g or not f[n].shape == g[n].shape == b[n].shape for n in weight):
+            return 0.0
+        x, y = (_flat({n: h[n] - b[n] for n in weight}, weight) for h in (f, g))
+        dot, left, right = dot + float(x @ y), left + float(x @ x), right + float(y @ y)
+    return dot / (left * right) ** 0.5 if left and right else 0.0
 
 
 def _deviations(one: Sequence[float], two: Sequence[float]) -> float:

@@ -117,6 +117,28 @@ def test_the_reference_must_be_the_side_that_is_right(bench_of, mutation) -> Non
     assert cause.unsound and cause.found == ()
 
 
+def test_rounding_asks_for_no_second_fault(bench_of, mutation) -> None:
+    # Attention that mixes heads rounds more than the right one; a second fault could take the rest away, by chance.
+    found = cell(bench_of("token"), [mutation("proj transposed")], "fp32")
+    assert found.answer[0] == ("out-transposed",)
+    assert not found.accused
+
+
+def test_a_fault_that_another_one_hides_is_not_asked_for(bench_of, mutation) -> None:
+    # Under a causal mask a class token that stands first sees itself alone: nothing reaches the stem.
+    found = cell(bench_of("token"), [mutation("stem frozen"), mutation("causal")], "fp64")
+    assert found.named and not found.accused
+    # Two that both show are both asked for.
+    found = cell(bench_of("token"), [mutation("stem frozen"), mutation("tanh GELU")], "fp64")
+    assert found.named
+    assert {n.partition("@")[0] for n in found.answer[0]} == {"backward-patch-frozen", "activation-gelu-tanh"}
+
+
+def test_a_small_fault_behind_a_large_one_is_found(bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation("rows read per head"), mutation("scale too large by 1 %")], "fp64")
+    assert found.named
+
+
 def test_a_changed_file_is_told_from_changed_code(bench_of, mutation) -> None:
     bench = bench_of("token")
     net = bench.spoiled()

@@ -55,6 +55,14 @@ def test_a_fault_of_one_block_is_looked_for_where_it_shows(half: HalfBench, benc
     assert "mlp-up-bias-missing@1" in found.accused
 
 
+def test_faults_that_differ_in_size_alone_are_named_together(bench_of, mutation) -> None:
+    # An eps of 1e-12, 1e-8 or 1e-7 for 1e-6 changes the same, by amounts that are 10 % apart.
+    fine = HalfBench(bench_of("average"), "fp32", 8)
+    found = fine.ask(bench_of("average").spoiled(mutation("eps 1e-12 of norm2")))
+    assert {"eps-norm2-1e-12", "eps-norm2-1e-8", "eps-norm2-1e-7"} <= {*found.accused}
+    assert "eps-norm2-1e-5" not in found.accused
+
+
 def test_few_inputs_are_refused(half: HalfBench) -> None:
     from vitconv.parity.regress import Predictions
 
