@@ -1,0 +1,73 @@
+"""Positions inside attention: rotary turns of queries and keys, and biases by relative position."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vitconv.layout.token_buffers import angles, class_index
+from vitconv.vit.config import ViTConfig
+
+Turn = tuple[Tensor, Tensor]
+
+
+class Rope(nn.Module):
+    """Rotary positions of a grid (Su et al., RoFormer, 2021), in the two forms of vision transformers.
+
+    half (DINOv3): place i of n is at 2 (i + 1/2) / n - 1; the angle is 2 pi times that over each period, rows first,
+    then columns; a pair is component k and k + e/2. interleaved (EVA-02): place i of n is at i / n times the places of
+    the reference grid; base 10000; a pair is two neighbours.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        facts = config.facts
+        self.half, self.width = facts.rope_layout == "half", config.head_width
+        self.reference = facts.rope_reference
+        base = facts.rope_theta or 100.0
+        size = config.head_width // 4
+        stored = config.periods > 0
+        made = base ** (torch.arange(size, dtype=torch.float64) / size)
+        self.register_buffer("periods", made.to(torch.get_default_dtype()) if stored else None)
+        self.base = base
+
+    def forward(self, grid: tuple[int, int], like: Tensor) -> Turn:
+        """Return cosines and sines for the patches of a grid: two of [n e]."""
+        if self.half:
+            periods = self.periods
+            if periods is None:
+                size = self.width // 4
+                periods = self.base ** (torch.arange(size, dtype=like.dtype, device=like.device) / size)
+            at = [(torch.arange(n, dtype=like.dtype, device=like.device) + 0.5) / n * 2 - 1 for n in grid]
+            rows, columns = torch.meshgrid(*at, indexing="ij")
+            places = torch.stack([rows, columns], -1).reshape(-1, 2, 1)
+            waves = (2 * math.pi * places / periods.to(like.dtype)).flatten(1)
+            waves = torch.cat([waves, waves], -1)
+        else:
+            side = (self.reference or grid)[0]
+            waves = torch.as_tensor(angles(grid, self.width, side), dtype=like.dtype, device=like.device)
+        return waves.cos(), waves.sin()
+
+    def extra_repr(self) -> str:
+        """Describe the form in `print(model)`."""
+        return f"{'half' if self.half else 'interleaved'}, head width {self.width}"
+
+
+def turned(x: Tensor, turn: Turn, half: bool) -> Tensor:
+    """Turn x: [b h t e] by cosines and sines of its last n tokens; the tokens before them stay."""
+    cos, sin = turn
+    still, moved = x[:, :, : -len(cos)], x[:, :, -len(cos) :]
+    if half:
+        a, b = moved.chunk(2, -1)
+        aside = torch.cat([-b, a], -1)
+    else:
+        aside = torch.stack([-moved[..., 1::2], moved[..., ::2]], -1).flatten(-2)
+    return torch.cat([still, moved * cos + aside * sin], 2)
+
+
+def relative_bias(table: Tensor, rows_of_cls: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the bias of attention between class token and patches: [h 1+n 1+n] (Bao et al., BEiT, 2021)."""
+    index = torch.as_tensor(class_index(*grid), device=table.device)
+    return torch.cat([table, rows_of_cls])[index].permute(2, 0, 1)
