@@ -6,7 +6,6 @@ import pytest
 
 from vitconv.report import Fact
 
-
 CASES = {
     (1, 2): True, (1, 1): False, (1, None): False, (None, 1): False, (None, None): False, (None, 1, 2): True, (): False,
 }  # fmt: skip
