@@ -61,7 +61,7 @@ DIALECT = Dialect(
         *norm("ln_post", "norm", optional=True),
     ),
     forbids=(
-        Forbid(r"^vision_projection|^language_model", "a language model or its projector beside the vision tower"),
+        Forbid(r"^vision_projection|^language_model", "a text decoder or its projector beside the vision tower"),
     ),
     cannot=why("ls", "pool.norm", "pool.dense", "dist", "map")
     | {
