@@ -238,3 +238,27 @@ def test_f14_a_baked_bias_without_its_generator_is_refused(tmp_path: Path) -> No
     assert answer.code == 1
     assert "relative_bias" in answer.err
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_f05_the_final_norm_becomes_the_last_one_of_a_dense_backbone(tmp_path: Path) -> None:
+    """Its other norms are new: nothing is written for them."""
+    state = {k: v for k, v in swin().state_dict().items() if not k.startswith("head.")}
+    out = tmp_path / "out.safetensors"
+    answer = vitconv("convert", save(tmp_path / "s.safetensors", state), out, "--to", "mmpretrain-swin")
+    assert answer.code == 0, answer.text
+    assert torch.equal(tensors(out)["norm1.weight"], state["norm.weight"])
+    assert sorted(k for k in tensors(out) if k.startswith("norm")) == ["norm1.bias", "norm1.weight"]
+
+
+def test_f05_norms_of_other_stages_are_named_and_left_out_on_request(tmp_path: Path) -> None:
+    state = {k: v for k, v in swin().state_dict().items() if not k.startswith("head.")}
+    dense = tmp_path / "dense.safetensors"
+    assert vitconv("convert", save(tmp_path / "s.safetensors", state), dense, "--to", "mmpretrain-swin").code == 0
+    more = {**tensors(dense), "norm0.weight": torch.randn(8), "norm0.bias": torch.randn(8)}
+    source, out = save(tmp_path / "more.safetensors", more), tmp_path / "out.safetensors"
+    answer = vitconv("convert", source, out, "--to", "timm-swin")
+    assert answer.code in (1, 3)
+    assert "norm0.weight" in answer.err
+    answer = vitconv("convert", source, out, "--to", "timm-swin", "--drop", "norm0.*")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), state)
