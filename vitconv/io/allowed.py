@@ -30,13 +30,30 @@ _BUILTINS = ("builtins", "__builtin__")
 _PLAIN_BUILTINS = {"set", "frozenset", "list", "dict", "tuple", "bytearray", "bytes", "complex", "slice", "range"}
 _PLAIN_BUILTINS |= {"int", "float", "str", "bool", "object"}
 _HARMFUL_BUILTINS = {"eval", "exec", "compile", "open", "execfile", "__import__", "breakpoint", "input", "globals"}
+_HARMFUL_BUILTINS |= {
+    "setattr",
+    "delattr",
+    "vars",
+    "locals",
+    "exit",
+    "quit",
+    "help",
+    "map",
+    "filter",
+    "apply",
+    "reload",
+}
 _HARMFUL_MODULES = {
     "os", "posix", "nt", "ntpath", "posixpath", "subprocess", "popen2", "commands", "sys", "shutil", "socket",
     "ssl", "pty", "importlib", "imp", "runpy", "code", "codeop", "ctypes", "_ctypes", "pickle", "_pickle",
     "cPickle", "marshal", "webbrowser", "multiprocessing", "asyncio", "pdb", "bdb", "timeit", "profile",
     "cProfile", "trace", "signal", "pip", "ensurepip", "venv", "distutils", "setuptools", "http", "urllib",
     "urllib2", "requests", "httpx", "ftplib", "smtplib", "telnetlib", "xmlrpc", "idlelib", "zipimport", "pkgutil",
-    "pydoc", "doctest", "nturl2path", "lib2to3", "antigravity", "this",
+    "pydoc", "doctest", "nturl2path", "lib2to3", "antigravity", "this", "tempfile", "shelve", "fileinput", "zipfile",
+    "tarfile", "sqlite3", "site", "atexit", "threading", "_thread", "concurrent", "linecache", "tracemalloc",
+    "faulthandler", "resource", "mmap", "select", "selectors", "winreg", "_winapi", "_posixsubprocess", "socketserver",
+    "cgi", "wsgiref", "cffi", "pexpect", "paramiko", "urllib3", "aiohttp", "psutil", "IPython", "glob", "fcntl",
+    "termios",
 }  # fmt: skip
 _HARMFUL = {
     "torch.hub",
@@ -59,9 +76,46 @@ _HARMFUL = {
     "_io.open",
     "_io.FileIO",
     "io.FileIO",
-    "pathlib.Path.write_text",
     "functools.reduce",
     "types.CodeType",
+    "types.FunctionType",
+    "types.LambdaType",
+    "types.MethodType",
+    "cloudpickle.load",
+    "cloudpickle.loads",
+    "cloudpickle.cloudpickle.load",
+    "cloudpickle.cloudpickle.loads",
+    "dill._dill.load",
+    "dill._dill.loads",
+    "logging.config",
+    "logging.handlers",
+    "logging.FileHandler",
+    "platform.popen",
+    "codecs.open",
+    "gzip.open",
+    "bz2.open",
+    "lzma.open",
+    "operator.methodcaller",
+    "io.open_code",
+    "torch.save",
+    "torch.serialization.save",
+    "torch.serialization.add_safe_globals",
+    "torch.package",
+    "torch.multiprocessing",
+    "torch.distributed.launch",
+    "torch.distributed.elastic",
+    "torch.utils._config_module",
+    "numpy.save",
+    "numpy.savez",
+    "numpy.fromfile",
+    "numpy.memmap",
+    "numpy.loadtxt",
+    "numpy.genfromtxt",
+    "numpy.lib.npyio",
+    "numpy.lib.format",
+    "pandas.read_pickle",
+    "pandas.io",
+    "safetensors.torch.save_file",
 }
 
 
@@ -80,6 +134,9 @@ def harmful(found: Global) -> bool:
     if found.module in _BUILTINS:
         return found.name.split(".")[0] in _HARMFUL_BUILTINS
     if name.split(".")[0] in _HARMFUL_MODULES:
+        return True
+    # A path is a value; what is done by a path, such as Path.mkdir, is none.
+    if found.module.partition(".")[0] == "pathlib" and "." in found.name:
         return True
     return any(name == bad or name.startswith(f"{bad}.") for bad in _HARMFUL)
 

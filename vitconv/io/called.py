@@ -47,8 +47,8 @@ def called_notes(called: Iterable[Global]) -> list[str]:
     out = []
     if functions:
         out.append(
-            f"warning: the pickle wants to call {some(functions, 12)}, which make no data; nothing of it was run here,"
-            " but torch.load(weights_only=False) would run it: find out where the file is from"
+            f"warning: the pickle wants to call functions that make no data: {some(functions, 12)}; nothing of it was"
+            " run here, but torch.load(weights_only=False) would run it: find out where the file is from"
         )
     others = [name for name in objects if name.partition(".")[0] not in (*_LIBRARIES, "collections", "argparse")]
     if others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitconv.errors import BadFile
-from vitconv.io.records import External, Global, Record
+from vitconv.io.records import External, Global, Record, attribute_of
 
 # At some hundred bytes each; an opcode of one byte makes at most one.
 _MAX_OBJECTS = 3_000_000
@@ -26,6 +26,7 @@ class Machine:
         self.marks: list[int] = []
         self.memo: dict[int, object] = {}
         self.globals: dict[Global, None] = {}
+        self.called: dict[Global, None] = {}
         self.externals: list[External] = []
         self.left = _MAX_OBJECTS
 
@@ -101,6 +102,18 @@ class Machine:
         found = Global(module, name)
         self.globals[found] = None
         self.push(found)
+
+    def call(self, called: object, args: object) -> None:
+        """Push what a call says, and keep what is called: of what a call made, such as a partial, what it was given."""
+        self.record(called, args)
+        made = attribute_of(self.top())
+        if made is not None:
+            # Before protocol 4 a method is written as the attribute of its class.
+            self.globals[made] = None
+            return
+        of = attribute_of(called) or called
+        named = of.args if isinstance(of, Record) else (of,)
+        self.called.update((name, None) for name in named if isinstance(name, Global))
 
     def record(self, called: object, args: object) -> None:
         """Push what a call or an object says."""

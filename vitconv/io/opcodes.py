@@ -147,6 +147,11 @@ def _call(machine: Machine) -> None:
     machine.record(machine.pop(), args)
 
 
+def _reduce(machine: Machine) -> None:
+    args = machine.pop()
+    machine.call(machine.pop(), args)
+
+
 def _call_keywords(machine: Machine) -> None:
     keywords = machine.pop()
     args = machine.pop()
@@ -160,14 +165,14 @@ def _call_keywords(machine: Machine) -> None:
 def _instance(machine: Machine) -> None:
     _global_lines(machine)
     called = machine.pop()
-    machine.record(called, tuple(machine.since_mark()))
+    machine.call(called, tuple(machine.since_mark()))
 
 
 def _object(machine: Machine) -> None:
     parts = machine.since_mark()
     if not parts:
         raise machine.fail("an object without a class")
-    machine.record(parts[0], tuple(parts[1:]))
+    machine.call(parts[0], tuple(parts[1:]))
 
 
 def _build(machine: Machine) -> None:
@@ -272,7 +277,7 @@ STEPS: dict[int, Callable[[Machine], None]] = {
     0x91: lambda m: m.record(Global("builtins", "frozenset"), tuple(m.since_mark())),
     ord("c"): _global_lines,
     0x93: _stack_global,
-    ord("R"): _call,
+    ord("R"): _reduce,
     0x81: _call,
     0x92: _call_keywords,
     ord("i"): _instance,

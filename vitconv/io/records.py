@@ -50,6 +50,18 @@ class Record:
         return str(called) if isinstance(called, Global) else ""
 
 
+def attribute_of(value: object) -> Global | None:
+    """Return the global that an inert `getattr(global, text)` stands for, or None."""
+    if isinstance(value, Record) and value.called in _GETATTR and len(value.args) == 2:
+        of, name = value.args
+        if isinstance(of, Global) and isinstance(name, str):
+            return Global(of.module, f"{of.name}.{name}")
+    return None
+
+
+_GETATTR = (Global("builtins", "getattr"), Global("__builtin__", "getattr"))
+
+
 @dataclass(eq=False, slots=True)
 class External:
     """Hold a persistent id: for torch, the description of a storage outside the pickle."""
@@ -59,9 +71,13 @@ class External:
 
 @dataclass(frozen=True)
 class Unpickled:
-    """The object of one pickle, the position after its end, and the globals and persistent ids in it, in order."""
+    """The object of one pickle, the position after its end, and the globals and persistent ids in it, in order.
+
+    `called` are those of the globals that it wants to call, other than to make an empty object of a class.
+    """
 
     root: object
     end: int
     globals: tuple[Global, ...]
     externals: tuple[External, ...] = ()
+    called: tuple[Global, ...] = ()

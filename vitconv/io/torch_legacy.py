@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vitconv.errors import BadFile
 from vitconv.io.allowed import check
+from vitconv.io.called import called_notes
 from vitconv.io.collect import collect
 from vitconv.io.contents import Contents
 from vitconv.io.file import File
@@ -53,7 +54,7 @@ def read(file: File) -> Contents:
         found.stored(),
         scalars=found.scalars,
         foreign=foreign,
-        notes=tuple(found.notes),
+        notes=(*called_notes(name for done in pickles for name in done.called), *found.notes),
         header=raw[: keys.end],
         memory=tuple(found.memory.pieces),
     )
@@ -131,7 +132,7 @@ def _plain_pickle(file: File, done: Unpickled, raw: bytes, foreign: tuple[str, .
         found.stored(),
         scalars=found.scalars,
         foreign=foreign,
-        notes=tuple(found.notes),
+        notes=(*called_notes(done.called), *found.notes),
         header=raw[: done.end],
         memory=tuple(found.memory.pieces),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vitconv.errors import BadFile
 from vitconv.io.allowed import check
+from vitconv.io.called import called_notes
 from vitconv.io.collect import collect
 from vitconv.io.contents import Contents
 from vitconv.io.file import File
@@ -65,7 +66,7 @@ def read(file: File, members: dict[str, Member]) -> Contents:
         found.stored(),
         scalars=found.scalars,
         foreign=foreign,
-        notes=tuple(found.notes),
+        notes=(*called_notes(done.called), *found.notes),
         header=raw,
         members=members,
         memory=tuple(found.memory.pieces),

@@ -28,7 +28,8 @@ def unpickle(data: bytes, where: str, position: int = 0) -> Unpickled:
             code = data[machine.position]
             machine.position += 1
             if code == STOP:
-                return Unpickled(machine.pop(), machine.position, tuple(machine.globals), tuple(machine.externals))
+                kept = (tuple(machine.globals), tuple(machine.externals), tuple(machine.called))
+                return Unpickled(machine.pop(), machine.position, *kept)
             if code not in STEPS:
                 raise machine.fail(f"opcode {code:#04x} is not allowed")
             STEPS[code](machine)
