@@ -256,3 +256,47 @@ def kernels_command(
         save(document, report_path)
     if not found["correct"]:
         click.get_current_context().exit(1)
+
+
+@command.command("dialects")
+@click.option(
+    "--size",
+    type=click.Choice(["vit_tiny", "vit_small", "vit_base", "vit_large"]),
+    default="vit_base",
+    show_default=True,
+    help="Model size.",
+)
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Rounds; every job runs in each.")
+@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where to write (a GB).")
+@click.option("--peers/--no-peers", default=True, help="Run the owning library's own loader beside ours.")
+@report_option
+@json_option
+def dialects_command(
+    size: str, repeat: int, folder: Path | None, peers: bool, report_path: Path | None, as_json: bool
+) -> None:
+    """Convert between layouts, whole process, against `cp` and the owning library's own loader."""
+    from vitconv.bench.dialects import PATHS, bench
+    from vitconv.report import Column, Report, Row, Section, emit, save
+
+    columns = (
+        Column("job", "job"),
+        Column("best", "best", "seconds"),
+        Column("median", "median", "seconds"),
+        Column("ratio", "best / best of cp", "ratio"),
+        Column("library", "best of the library / best", "ratio"),
+        Column("memory", "peak memory", "bytes"),
+    )
+    sections = []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for path in PATHS:
+            found = bench(path, size, Path(scratch), repeat, peers=peers)
+            base, library = found["cp"].best, found.get("timm's own loader")
+            rows = tuple(
+                Row((name, t.best, t.median, t.best / base, library.best / t.best if library else None, t.memory))
+                for name, t in found.items()
+            )
+            sections.append(Section(path.replace(" ", "-"), f"{path}, {size}, fp32, {repeat} rounds", columns, rows))
+    document = Report("vitconv.bench.dialects", "Layouts against the libraries that own them", sections=tuple(sections))
+    emit(document, as_json=as_json)
+    if report_path is not None:
+        save(document, report_path)
