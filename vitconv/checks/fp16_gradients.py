@@ -41,10 +41,10 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         f"scale {SCALES[0]:g} (limits {limits['warn']:.0%}, {limits['error']:.0%})",
         {"flushed_unscaled": bare, "subnormal_unscaled": rows[1.0][1], "flushed_scaled": scaled, "largest": top},
         curves={
-            "vanish": tuple((scale, row[0]) for scale, row in rows.items()),
-            "subnormal": tuple((scale, row[1]) for scale, row in rows.items()),
+            "vanish": tuple((math.log2(scale), row[0]) for scale, row in rows.items()),
+            "subnormal": tuple((math.log2(scale), row[1]) for scale, row in rows.items()),
         },
-        axes=("loss scale", "share"),
+        axes=("log2 of the loss scale", "share"),
     )
     if bare > limits["warn"]:
         yield Finding(

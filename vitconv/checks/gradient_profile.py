@@ -21,7 +21,7 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         parts = [seen.grads.get(f"blocks.{i}.attn.{p}.weight") for p in ("q", "k")]
         norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in parts if g is not None)))
     cosines = [(float(i), token_cosine(x)) for i, (_, x) in enumerate(seen.stream())]
-    curves = {"query and key gradient, norm": tuple((float(i + 1), g) for i, g in enumerate(norms))}
+    curves = {"query and key gradient, norm": tuple((float(i), g) for i, g in enumerate(norms))}
     cosine = cosines[-1][1] if cosines else math.nan
     if not all(math.isfinite(g) for g in norms):
         yield Finding("error", "query and key gradients are not finite in float32")

@@ -6,6 +6,8 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
+from statistics import fmean as mean
 from typing import Any
 
 import torch
@@ -208,14 +210,15 @@ def training(cell: Cell) -> dict[str, Any]:
         "verdict": run.verdict,
         "first": round(run.losses[0], 3),
         "best": round(run.best, 3),
-        "last": round(run.last, 3),
+        # JSON has no number for what is none.
+        "last": round(run.last, 3) if isfinite(run.last) else None,
         "accuracy": round(float(right), 3),
         "steps": len(run.losses),
         "skipped": sum(kind != "clean" for kind in run.steps),
         "largest_logit": float(f"{max(x for _, x, _ in seen):.4g}"),
         "stream_end": float(f"{seen[-1][2]:.4g}"),
         "stream_largest": float(f"{max(x for _, _, x in seen):.4g}"),
-        "losses": [round(sum(part) / len(part), 3) for part in _parts(run.losses, 10)],
+        "losses": [round(x, 3) if isfinite(x) else None for x in map(mean, _parts(run.losses, 10))],
         "logits": [float(f"{x:.3g}") for _, x, _ in seen],
         "stream": [float(f"{x:.3g}") for _, _, x in seen],
         "seconds": round(time.perf_counter() - start, 1),

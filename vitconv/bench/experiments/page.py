@@ -139,17 +139,21 @@ def _placement_table(found: list[Result], outcomes: list[Outcome]) -> str:
                     continue
                 r = o.result
                 stream = " ".join(f"{x:.2g}" for x in r.checks["stream"])
-                without = cold[variant, depth].training["last"]
+                without = _loss(cold[variant, depth].training)
                 rows.append(
                     f"| {depth} | {variant} | {stream} | {r.figure('gradient-profile.rho', '.2g')} "
                     f"| {r.figure('gradient-profile.token_cosine', '.3f')} | {r.figure('attention.largest', '.2g')} "
-                    f"| {_levels(o)} | {without:.2f} / {r.training['last']:.2f} | **{o.after}** |"
+                    f"| {_levels(o)} | {without} / {_loss(r.training)} | **{o.after}** |"
                 )
     return "\n".join((*head, *rows))
 
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _loss(training: dict[str, Any]) -> str:
+    return "not finite" if training["last"] is None else f"{training['last']:.2f}"
 
 
 def _levels(o: Outcome) -> str:
@@ -188,7 +192,7 @@ def _report_table(found: list[Result]) -> str:
         c, t = r.cell, r.training
         lines.append(
             f"| {c.variant} | {c.depth} | {c.lr:g} | {c.seed} | {c.precision} | {t['steps']} of {c.steps} "
-            f"| {t['last']:.2f} | {t['accuracy']:.3f} | {t['largest_logit']:.3g} | {t['stream_largest']:.3g} "
+            f"| {_loss(t)} | {t['accuracy']:.3f} | {t['largest_logit']:.3g} | {t['stream_largest']:.3g} "
             f"| {'**yes**' if r.blown else 'no'} |"
         )
     return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""docs/experiments.md is what the results say; results have experiments; what the checks say of one is still so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from vitconv.bench.experiments.cell import Cell, context, training, verdicts
+from vitconv.bench.experiments.page import page, placement_outcomes, results
+from vitconv.bench.experiments.studies import FACTORS, STUDIES, report
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "experiments"
+
+
+def test_the_page_is_not_stale() -> None:
+    text = (DOCS / "experiments.md").read_text(encoding="utf-8")
+    assert text == page(RESULTS), "run: python -m vitconv.bench.experiments page docs/experiments docs/experiments.md"
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_result_is_of_an_experiment(study: str) -> None:
+    cells = {c.id for c in STUDIES[study]()}
+    assert len(cells) == len(STUDIES[study]())
+    for part in ("trainings", "checks"):
+        assert set(json.loads((RESULTS / f"{study}-{part}.json").read_text(encoding="utf-8"))) <= cells
+
+
+@pytest.mark.parametrize("variant", ["K and V raw", "nothing"])
+def test_what_the_checks_said_is_still_so(variant: str) -> None:
+    stored = next(r for r in results(RESULTS, "report") if r.cell.variant == variant and r.cell.depth == 12)
+    levels = verdicts(stored.cell)["levels"]
+    wrong = {n for n, level in levels.items() if level == "error"}
+    assert wrong == {n for n, level in stored.checks["levels"].items() if level == "error"}
+    assert wrong == ({"facts", "stream-growth"} if variant == "K and V raw" else set())
+
+
+@pytest.mark.parametrize("variant", FACTORS)
+def test_one_thing_is_changed_at_a_time(variant: str) -> None:
+    cell = dataclasses.replace(report()[0], network=FACTORS[variant], depth=1, width=48)
+    facts = context(cell).facts
+    assert facts.kv_normalised is not ("K and V raw" in variant or variant.startswith("all"))
+    assert facts.norm_eps == (1e-5 if "eps 1e-5" in variant or variant.startswith("all") else 1e-6)
+
+
+def test_a_training_leaves_what_the_page_needs() -> None:
+    cell: Cell = dataclasses.replace(report()[0], depth=1, width=48, steps=12, batch=8, until=6)
+    made = training(cell)
+    assert made["steps"] == 6
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert made["verdict"] in ("trains", "stuck", "collapses", "diverges")
+
+
+def test_networks_that_only_train_with_warm_up_are_told() -> None:
+    rows = {(o.variant, o.depth): o.after for o in placement_outcomes(results(RESULTS, "placement"))}
+    assert rows["post", 6] == "needs warm-up"
+    assert rows["pre", 6] == "trains"
+    assert rows["post", 24] == "stuck"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["K and V raw", "nothing"])
+def test_the_fault_alone_turns_learning_into_collapse(variant: str) -> None:
+    cell = next(c for c in report() if c.variant == variant and c.depth == 12 and c.lr == 4e-3)
+    made = training(dataclasses.replace(cell, until=120))
+    assert (made["stream_largest"] > 100 * made["stream"][0]) == (variant == "K and V raw")
