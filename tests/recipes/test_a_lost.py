@@ -83,3 +83,12 @@ def test_a_smaller_student_beside_its_teacher_is_fine(tmp_path: Path) -> None:
     assert answer.code == 0, answer.text
     assert equal(written, rand_t(2))
     assert "warning" not in answer.out
+
+
+def test_the_names_that_are_known_of_a_stranger_are_told(tmp_path: Path) -> None:
+    state = {"pos_embed": torch.zeros(1, 5, 8), "cls_token": torch.zeros(1, 1, 8), "foo.bar": torch.zeros(3)}
+    answer, _ = to_timm(tmp_path, state)
+    assert answer.code == 1
+    assert "only pos_embed, cls_token are names that one has" in answer.err
+    answer, _ = to_timm(tmp_path, {"foo.bar": torch.zeros(3)})
+    assert "none has any of their names" in answer.err

@@ -66,7 +66,8 @@ def _candidates(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         names += [f"{path.stem}{ext}" for ext in (".json", ".yaml", ".yml")]
     named = [folder / name for name in dict.fromkeys(names)]
-    yield from (p for p in named if p.is_file())
+    # An index of shards is part of the checkpoint, and says nothing of the network.
+    yield from (p for p in named if p.is_file() and not p.name.endswith(".index.json"))
     others = sorted(p for ext in ("*.yaml", "*.yml") for p in folder.glob(ext) if p not in named and p.is_file())
     yield from (p for p in others[:_MOST_OTHERS] if _speaks_xformers(p))
 

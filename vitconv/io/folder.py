@@ -12,7 +12,7 @@ from vitconv.record import dataclass
 
 _INDEX = ".index.json"
 _MAX_INDEX = 64 << 20
-_SHARD = re.compile(r"-\d+-of-\d+\.(safetensors|bin|pt|pth)$")
+_SHARD = re.compile(r"-\d{1,9}-of-(\d{1,9})\.(safetensors|bin|pt|pth)$")
 _WEIGHTS = {".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".npz", ".onnx", ".pkl"}
 # What trainers write beside the weights.
 _BESIDE = {
@@ -50,7 +50,7 @@ def find(path: Path, *, ignore_index: bool) -> Place:
     """Return the files that make up the checkpoint at `path`.
 
     Raises:
-        UsageError: there is no such file, or several checkpoints are there.
+        UsageError: there is no such file, several checkpoints are there, or it is one of several shards.
         BadFile: an index is damaged, or names files that are missing.
     """
     try:
@@ -62,7 +62,22 @@ def find(path: Path, *, ignore_index: bool) -> Place:
         raise UsageError(f"{path}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
     if path.name.endswith(_INDEX):
         return _beside(path.parent, path) if ignore_index else _by_index(path)
+    if not ignore_index:
+        _refuse_shard(path)
     return Place((path,))
+
+
+def _refuse_shard(path: Path) -> None:
+    """Refuse one of several shards, which holds a part of the network."""
+    found = _SHARD.search(path.name)
+    if found is None or int(found[1]) < 2:
+        return
+    index = path.name[: found.start()] + path.suffix + _INDEX
+    name = f"{path.parent / index} or " if (path.parent / index).is_file() else ""
+    raise UsageError(
+        f"{path}: one shard of {int(found[1])}; name {name}the folder {path.parent}, which holds all"
+        " (--ignore-index reads this file alone)"
+    )
 
 
 def find_distributed(path: Path) -> Path | None:

@@ -63,7 +63,7 @@ def detect(
     for dialect in [m.dialect] if m.bound else [d for d, _ in asked]:
         if refusal := _refusal(dialect, m, header):
             raise refusal
-    raise _unrecognised(header, m)
+    raise _unrecognised(header, m, [d for d, _ in asked])
 
 
 def _ambiguous(fits: list[Match]) -> Ambiguous:
@@ -96,12 +96,13 @@ def _refusal(dialect: Dialect, m: Match, header: Header) -> Refused | None:
     return Refused(f"this is {dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
 
 
-def _unrecognised(header: Header, m: Match) -> NotRecognised:
+def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognised:
     if not m.bound:
-        return NotRecognised(
-            f"no dialect explains these {len(header.shapes)} tensors, and none has any of their names:\n"
-            f"  {_list(header.shapes)}"
+        known, name = max(((_named(d, header), d.name) for d in asked), key=lambda pair: len(pair[0]))
+        have = (
+            f"; only {_list(known)} are names that one has ({name})" if known else ", and none has any of their names"
         )
+        return NotRecognised(f"no dialect explains these {len(header.shapes)} tensors{have}:\n  {_list(header.shapes)}")
     lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
@@ -111,7 +112,16 @@ def _unrecognised(header: Header, m: Match) -> NotRecognised:
         lines.append(f"unknown here: {_list(m.unknown)}")
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
+    if m.unknown and not m.missing and not m.conflict:
+        lines.append("if they are no part of the network, --drop PATTERN leaves them out")
     return NotRecognised("\n  ".join(lines))
+
+
+def _named(dialect: Dialect, header: Header) -> list[str]:
+    """Return the keys of the file that some variant of a dialect has."""
+    items = (item for variant in header.settled(dialect).variants for item in variant.items)
+    names = {key for item in items for key in header.find(item.key).values()}
+    return [key for key in header.shapes if key in names]
 
 
 def _hits(forbid: Forbid, m: Match) -> list[str]:
