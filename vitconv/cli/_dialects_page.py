@@ -68,8 +68,8 @@ EXACT, LEFT, NO = "●", "◐", "·"
 _INTRO = (
     f"The usual network of a layout in its default variant, written in every other one: {EXACT} exact, all of it has a"
     f" place; {LEFT} something has no place and is kept with `--residue` or dropped by name; {NO} refused, for the"
-    " reasons below. Optional tensors, and edits, change the picture: `vitconv show FROM TO` tells of any pair. Names in"
-    " memory of transformers 5 (`-5`) go as those on disk."
+    " reasons below. Optional tensors, and edits, change the picture: `vitconv show FROM TO` tells of any pair. Names"
+    " in memory of transformers 5 (`-5`) go as those on disk."
 )
 
 

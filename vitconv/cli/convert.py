@@ -51,6 +51,13 @@ if TYPE_CHECKING:
 )
 @click.option("--allow-zeros", is_flag=True, help="Take all-zero weights of a distributed checkpoint for meant.")
 @click.option("--plain", is_flag=True, help="Write no metadata of vitconv, as the reference writer would.")
+@click.option(
+    "--faithful",
+    type=click.Choice(["author", "library"]),
+    default="author",
+    show_default=True,
+    help="Whose eps and activation hold where nothing states them: the author's, or the target library's own.",
+)
 @click.option("--sync/--no-sync", default=True, show_default=True, help="Wait until the disk has the data (fsync).")
 @click.option("--prove", is_flag=True, help="Read the written file again and compare every byte with the source.")
 @source_options
@@ -76,6 +83,7 @@ def command(
     allow_zeros: bool,
     plain: bool,
     sync: bool,
+    faithful: str,
     prove: bool,
     as_json: bool,
     **options: Any,
@@ -116,6 +124,7 @@ def command(
         plain=plain,
         prove=prove,
         sync=sync,
+        faithful=faithful,
         form=form,
         allow_zeros=allow_zeros,
         optimizer=optimizer or optimizer_from is not None,

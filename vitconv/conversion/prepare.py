@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from vitconv.conversion.facts import Wishes
+from vitconv.conversion.faithful import settled
 from vitconv.conversion.kept import check_owner
 from vitconv.conversion.recognise import Recognised, recognise
 from vitconv.conversion.stream import Sources, outputs
@@ -54,6 +55,7 @@ class Order:
         shard_bytes: largest shard, or None for one file.
         plain: write no metadata of our own, so that the file equals the reference writer's.
         prove: read the written file again and compare every byte.
+        faithful: whose facts are taken where only the codes of the author and of the target's library differ.
         sync: wait until the disk has the data before the file takes its name, so that it survives a power cut.
         form: "safetensors", or "dcp" for a folder of torch.distributed.checkpoint.
         allow_zeros: take weights of a distributed checkpoint that are all zeros for what they are.
@@ -75,6 +77,7 @@ class Order:
     shard_bytes: int | None = None
     plain: bool = False
     prove: bool = False
+    faithful: str = "author"
     sync: bool = True
     form: str = "safetensors"
     allow_zeros: bool = False
@@ -131,6 +134,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
                 f" of the {target.family} family: their networks are not built alike, so no layout says both"
                 f"{_relatives(source.match.dialect)}"
             )
+        source, whom = settled(source, target, order.faithful)
         network = decode(source.match, source.dtypes, source.facts)
         if order.restore is not None:
             checkpoint = open_checkpoint(order.restore)
@@ -157,7 +161,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")
         _check_axes(p, order.wishes.axes)
         dropped = _consented(p, order, source)
-        return Prepared(source, p, order, prove(p), dropped, extra, put_back)
+        return Prepared(source, p, order, prove(p), dropped, extra, (*whom, *put_back))
     except BaseException:
         for checkpoint in (source.checkpoint, *extra):
             checkpoint.close()
