@@ -45,7 +45,10 @@ def with_act(f: Any) -> Any:
 def test_a_side_in_half_precision_alone_is_never_the_same(live):
     result = verify(live(), live(half), **HALF)
     assert (result.verdict, result.exit_code) == ("undecided", 3)
-    assert "B does not run in float64: RuntimeError: this kernel takes float16 and bfloat16" in result.reason
+    assert (
+        "not compared in float64 (B does not run in float64: RuntimeError: this kernel takes float16 and bfloat16"
+        in result.reason
+    )
     assert "faults could not be excluded at this noise" in result.reason
     assert result.stage("function").why_skipped is not None
     assert "does not run so" in (result.stage("numerics-fp32").why_skipped or "")
@@ -98,3 +101,18 @@ def test_a_precision_that_a_side_does_not_run_in_is_no_agreement(live):
     assert result.stage("function").status == "ok"
     assert (result.verdict, result.exit_code) == ("undecided", 3)
     assert "does not run in amp-bf16: RuntimeError: no such kernel" in result.reason
+
+
+@pytest.mark.slow
+def test_with_autocast_alone_it_is_said_what_cannot_be_seen(live):
+    """Both sides run in float64 and nobody looked: the limit is the same."""
+
+    def change(module: Any) -> None:
+        for block in module.blocks:
+            block.mlp.act = gelu_tanh
+
+    result = verify(live(), live(change), precisions=["amp-bf16"], skip=["function"], inputs=["coloured"])
+    assert (result.verdict, result.exit_code) == ("undecided", 3)
+    assert "not compared in float64 (asked to)" in result.reason
+    assert "activation-gelu-tanh" in result.cause.undetectable
+    assert verify(live(), live(change), precisions=["fp64"], inputs=["coloured"]).verdict == "differs"

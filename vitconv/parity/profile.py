@@ -19,6 +19,7 @@ from vitconv.parity.faults.fault import Knobs
 from vitconv.parity.faults.rebuild import Rebuilt
 from vitconv.parity.pair import PROBE, Pair
 from vitconv.parity.precision import precision_of, running
+from vitconv.parity.probe import RESIZED
 from vitconv.parity.tolerance import K_PARAMETER, K_TAP, ROUNDINGS
 from vitconv.parity.trace import cotangent_of
 from vitconv.vit.config import ViTConfig
@@ -46,7 +47,8 @@ def explain_numerics(pair: Pair, precision: str, of: str = PROBE) -> Cause:
         config = rebuilt_config(pair.a, pair.b)
     except VitconvError as e:
         return Cause(reason=f"side A cannot be rebuilt as the reference ViT: {e}", proven=False)
-    names = list(pair.images)
+    # The reference ViT runs at its own size.
+    names = [n for n in pair.images if n != RESIZED]
     right64 = [pair.run(pair.a, n, "fp64", of) for n in names]
     right = [_errors([pair.run(pair.a, n, precision, of) for n in names], right64)]
     wrong = _errors([pair.run(pair.b, n, precision, of) for n in names], right64)

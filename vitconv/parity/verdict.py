@@ -80,12 +80,15 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
         return "differs", _difference(ran, [s.key for s, _ in differs], differs[0][1].name, differs[0][1].detail)
     lacking = [key for key in NEEDED if key not in ran]
     function = next((s for s in stages if s.key == "function"), None)
-    if lacking == ["function"] and function is not None and "does not run" in (function.why_skipped or ""):
-        named = ran["why"].rows[0].values["found"] if "why" in ran else ()
+    if lacking == ["function"] and function is not None and "why" in ran:
+        named = ran["why"].rows[0].values["found"]
         if named:
             # No run shows it by itself; all of them together do.
             said = " and ".join(named)
-            return "differs", f"{function.why_skipped}; over many inputs its difference is that of {said}"
+            return (
+                "differs",
+                f"not compared in float64 ({function.why_skipped}); over many inputs its difference is that of {said}",
+            )
         return "undecided", _below(ran, function.why_skipped or "")
     if lacking:
         return "undecided", f"nothing speaks against it, but {', '.join(lacking)} did not run, so nothing is proved"
@@ -101,7 +104,7 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
 
 def _below(ran: Mapping[str, Stage], why_skipped: str) -> str:
     """Say what is known of a side that exists in lower precision only: never that it is the same."""
-    text = f"{why_skipped}; so the function was not compared, and rounding hides what is smaller than itself"
+    text = f"the function was not compared in float64 ({why_skipped}), and rounding hides what is smaller than itself"
     why = ran.get("why")
     limit = None if why is None else next((r for r in why.rows if r.name == "detection limit"), None)
     return text if limit is None else f"{text}: {len(limit.values['undetectable'])} faults {limit.detail}"

@@ -189,7 +189,7 @@ def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rule
     cause: list[Any] = []
     timed(parting.KEY, parting.TITLE, lambda: parting.look(pair, compared, judged, where))
     ran = [j.precision for j in judged]
-    timed(why.KEY, why.TITLE, lambda: why.ask(pair, where, cause, ran))
+    timed(why.KEY, why.TITLE, lambda: why.ask(pair, where, cause, ran, compared=bool(compared)))
     word, reason = judge(stages)
     return Result(
         word,

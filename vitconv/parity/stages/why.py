@@ -15,16 +15,17 @@ from vitconv.parity.where import Where
 KEY, TITLE = "why", "Why?"
 
 
-def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[str]) -> Stage:
+def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[str], *, compared: bool = True) -> Stage:
     """Search the cause of the difference and add it to `out`; a stage that is skipped when there is none.
 
-    Of a side that does not run in float64 it is asked in any case: what was not seen may be below its rounding.
+    Where the function was not compared in float64 it is asked in any case: what was not seen may be below rounding.
 
     Args:
         pair: the sides.
         where: where they part, if they do.
         out: gets the cause.
         judged: the precisions that were judged.
+        compared: whether the function was compared in float64.
     """
     if where and where[0].inputs == RESIZED:
         # The catalogue's network runs at the native size, where there is nothing to explain.
@@ -32,8 +33,8 @@ def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[s
         return skipped(
             KEY, TITLE, f"{how}: interpolation, antialias, align_corners, offset, and the grid they start from"
         )
-    half = bool(finest(pair, pair.b)[1]) and not finest(pair, pair.a)[1]
-    if half and judged:
+    half = not compared and bool(judged) and not finest(pair, pair.a)[1]
+    if half:
         cause = explain_half(pair, judged[0], GIVEN if GIVEN in pair.sets else PROBE)
         if where and not cause.found:
             # More rounding error than the baseline has: a loss of precision may have these sizes.
