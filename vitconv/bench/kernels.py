@@ -35,10 +35,7 @@ def report(found: dict[str, Any]) -> Report:
     ]
     if found["claim"]:
         facts.append(Fact("claim", (found["claim"],)))
-    rows = []
-    for c in found["checks"]:
-        rows.append(Row((c["kernel"], c["case"], f"{max(c['errors']):.2g}"), "ok" if c["passed"] else "fail"))
-    checks = tuple(rows)
+    checks = tuple(_check(c) for c in found["checks"])
     times = tuple(_row(r) for r in found["rows"])
     sections = [
         Section("checks", "Correct? Against float64, bit for bit twice, fresh memory poisoned", _CHECKS, checks),
@@ -48,6 +45,10 @@ def report(found: dict[str, Any]) -> Report:
         left = tuple(Row((text,), "warn") for text in found["left_out"])
         sections.append(Section("left", "Left out", (Column("what", "what"),), left))
     return Report("vitconv.bench.kernels", "Kernels on a GPU", facts=tuple(facts), sections=tuple(sections))
+
+
+def _check(c: dict[str, Any]) -> Row:
+    return Row((c["kernel"], c["case"], f"{max(c['errors']):.2g}"), "ok" if c["passed"] else "fail")
 
 
 def _row(r: dict[str, Any]) -> Row:
