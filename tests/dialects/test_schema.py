@@ -65,8 +65,9 @@ def test_every_variant_is_sound(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", CASES, ids=lambda d: d.name)
 def test_every_option_is_in_some_variant(dialect: Dialect) -> None:
     named = {(c.name, o.name) for c in dialect.choices for o in c.options}
-    assert named == {pair for v in each(dialect) for pair in v.names.items()}
-    assert len({tuple(v.names.items()) for v in each(dialect)}) == len(each(dialect))
+    every = [*each(dialect), *dialect.foreign]
+    assert named == {pair for v in every for pair in v.taken.items()}
+    assert len({tuple(v.taken.items()) for v in every}) == len(every)
 
 
 @pytest.mark.parametrize("dialect", CASES, ids=lambda d: d.name)

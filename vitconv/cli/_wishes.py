@@ -64,7 +64,8 @@ def wishes_from(
 
     facts, source, target = read_sets(sets)
     sizes = dict(_axis(text) for text in axes)
-    wishes = Wishes(from_, branch, facts, source, sizes, config, ignore_index)
+    bits = source.pop("bits", None)
+    wishes = Wishes(from_, branch, facts, source, sizes, config, ignore_index, bits=bits.upper() if bits else None)
     return wishes, target
 
 

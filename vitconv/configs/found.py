@@ -52,6 +52,14 @@ class Found:
         return tuple(wrong)
 
 
+def headless(found: Found, sizes: Mapping[str, int]) -> list[str]:
+    """Say that a file promises classes and the tensors have no classifier."""
+    classes = found.sizes.get("o")
+    if not classes or "o" in sizes:
+        return []
+    return [f"{found.source} says {classes} classes, and the weights have no classifier"]
+
+
 _TITLES = {
     "d": "width (d)",
     "a": "attention width (a)",

@@ -79,7 +79,8 @@ def _check(draft: Draft, title: str, deit: bool, image: tuple[int, int]) -> None
         draft.refuse(f"{title} has {', '.join(absent)}, this network does not")
     biases = [part for part in "qkv" if request.in_block(f"attn.{part}.bias")]
     if biases and len(biases) < 3:
-        draft.refuse(f"only {' and '.join(biases)} have a bias: qkv_bias is for all three")
+        bare = " and ".join(part for part in "qkv" if part not in biases)
+        draft.refuse(f"{' and '.join(biases)} have a bias and {bare} has none: qkv_bias is for all three")
     if image[0] // sizes["p"] != image[1] // sizes.get("q", sizes["p"]):
         draft.notes.append(f"{title} resizes positions as if the grid were square: use it at its own image size only")
 

@@ -60,11 +60,13 @@ class Lacking:
 
     facts: tuple[str, ...]
     hints: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return one line that names the options which complete the configuration."""
         options = " ".join(f"--set {name}={self.hints.get(name, '...')}" for name in self.facts)
-        return f"left out, since the weights do not say {', '.join(self.facts)}; state them, as in {options}"
+        said = f"left out, since the weights do not say {', '.join(self.facts)}; state them, as in {options}"
+        return "; ".join([said, *self.remarks])
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,6 @@ class Inexpressible:
 Written = Config | Lacking | Inexpressible
 
 _EXAMPLES: Mapping[str, str] = {
-    "heads": "12",
     "norm_placement": "pre",
     "norm_kind": "layernorm",
     "norm_eps": "1e-6",
@@ -104,6 +105,7 @@ class Draft:
         self.lacking: dict[str, str] = {}
         self.reasons: list[str] = []
         self.notes: list[str] = []
+        self.remarks: list[str] = []
 
     def need(self, name: str) -> Any:
         """Return a fact, or note that it is lacking and return None."""
@@ -164,12 +166,21 @@ class Draft:
     def heads(self) -> int:
         """Return the head count, checked against the attention width."""
         heads, a = self.need("heads"), self.request.sizes.get("a", self.request.sizes["d"])
+        if heads is None:
+            self._guess_heads(a)
         if heads is not None and a % heads:
             self.refuse(f"heads={heads} does not divide the attention width {a}")
         scale = self.request.facts.attention_scale
         if heads is not None and scale is not None and abs(scale - (a / heads) ** -0.5) > 1e-6 * scale:
             self.refuse(f"attention_scale={scale:g}: {self.library} scales by 1/sqrt({a // heads})")
         return int(heads or 1)
+
+    def _guess_heads(self, a: int) -> None:
+        """Suggest a head count that divides the attention width; the usual width of 64 is said to be a guess."""
+        self.lacking["heads"] = str(a // 64) if a % 64 == 0 else "N"
+        divisors = ", ".join(str(n) for n in range(1, a + 1) if a % n == 0 and a // n > 1)
+        usual = f"heads={a // 64} is a guess: {a} / 64, the usual width of a head"
+        self.remarks.append(usual if a % 64 == 0 else f"heads divides {a}: one of {divisors}")
 
     def image_size(self) -> tuple[int, int]:
         """Return (height, width) in pixels: the fact, else the grid times the patch; never from a square count.
@@ -199,7 +210,7 @@ class Draft:
         if self.reasons:
             return Inexpressible(tuple(self.reasons))
         if self.lacking:
-            return Lacking(tuple(self.lacking), dict(self.lacking))
+            return Lacking(tuple(self.lacking), dict(self.lacking), tuple(self.remarks))
         return Config(dict(files), tuple(self.notes))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitconv import __version__
 from vitconv.conversion.beside import configs_for, others_in
+from vitconv.conversion.biases import zero_lines
 from vitconv.conversion.facts import FACTS
 from vitconv.conversion.kept import OWNER, source_digest
 from vitconv.conversion.place import where
@@ -115,6 +116,7 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         *sums,
         *rounding,
         *derived_lines(p, sources),
+        *zero_lines(prepared.source.stored, prepared.source.checkpoint.read),
         *beside.notes,
         *([beside.lacking] if beside.lacking else []),
     ]

@@ -33,6 +33,7 @@ class Wishes:
         ignore_index: read the shards that are there and not the index.
         drop: patterns of source keys that are no part of the network and may be left out.
         adapter: a LoRA adapter of PEFT to merge into the weights.
+        bits: the float dtype that 16-bit integers are the bits of, "BF16" or "F16".
     """
 
     from_: str | None = None
@@ -44,6 +45,7 @@ class Wishes:
     ignore_index: bool = False
     drop: tuple[str, ...] = ()
     adapter: Path | None = None
+    bits: str | None = None
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             source.match,
             network,
             target,
-            wanted={**(source.match.variant.names if kept else {}), **order.choices},
+            wanted={**(source.match.variant.own if kept else {}), **order.choices},
             given=order.wishes.axes,
             order=list(source.stored),
             spare=lambda c: order.residue is None and not any(_matches(x, c) for x in order.drop),
@@ -225,7 +225,10 @@ def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
     ]
     if idle:
         would = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
-        raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}")
+        held = any(_matches(idle[0], c) for c in p.network.cells.values())
+        name = p.target.variant.dialect.name
+        how = f"; {name} has a place for it: --edit drop:{idle[0]} leaves it out" if held else ""
+        raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}{how}")
     kept = [c for c in p.residue if c not in dropped] if order.residue is None else []
     lost, hints = [], ["keep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN"]
     if kept:
@@ -274,7 +277,28 @@ def assumed_lines(p: Plan) -> list[str]:
             lines.append(f"{fact}: taken as {value}, which {name_of} computes; the source's layout may be {may_be}")
         else:
             lines.append(f"{fact}: {name_of} computes {value}; nothing says whether the source does too")
-    return lines
+    return lines + _otherwise(p)
+
+
+def _otherwise(p: Plan) -> list[str]:
+    """Return one line per known fact that the target's own code, which reads no configuration, takes otherwise."""
+    from vitconv.configs.kinds import writer_for
+
+    variant, known = p.target.variant, p.network.facts.known()
+    if writer_for(variant.dialect.name) is not None:
+        return []
+    takes = {**variant.dialect.usual, **variant.author}
+    odd = {k: v for k, v in takes.items() if k in known and known[k] != v and _felt(k, p.network)}
+    return [
+        f"{fact}: {known[fact]} here, and the code of {variant.dialect.name} takes {value}: build it with {known[fact]}"
+        for fact, value in odd.items()
+    ]
+
+
+def _felt(fact: str, network: Network) -> bool:
+    """Say whether the network has what a fact speaks of; a table is the same whoever drew it."""
+    needs = {"embed_norm_eps": "embed.norm.weight", "pooling": "head.weight", "final_norm_eps": "norm.weight"}
+    return fact != "position" and (fact not in needs or needs[fact] in network.cells)
 
 
 def log_lines(p: Plan) -> list[str]:

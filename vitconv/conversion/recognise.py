@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.conversion.asides import training_keys, without_dropped, without_training_parts
+from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
+from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
 from vitconv.conversion.readings import marked, slashed, unchunked, without_text_tower
+from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
@@ -99,7 +102,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
-    chosen = _chosen(found, wishes.branch)
+    chosen = settled_biases(with_bits(_chosen(found, wishes.branch), wishes.bits), checkpoint.read)
     if any(".lora_" in key for key in chosen.tensors):
         from vitconv.conversion.merged import refuse_adapter
 
@@ -122,7 +125,10 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     _check_told(wishes, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
+    check_floats(match, branch.tensors)
     facts, held = proven(match, facts)
+    facts, waves = proven_by_waves(match, facts, branch.tensors, checkpoint.read)
+    held += waves
     if match.dialect.family != "plain":
         from vitconv.conversion.stage_facts import proven_by_stages
 
@@ -132,6 +138,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     sources = {**dict.fromkeys(facts.known(), f"{AUTHOR} ({match.dialect.name})"), **sources}
     notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *held, *_tied(branch, match)]
     notes += [branch.note] if branch.note else []
+    notes += _headless(known, match)
     notes += lost_parts(match, facts)
     if wishes.branch is None and len(found) > 1:
         notes += _compared(checkpoint, branch, chosen, found)
@@ -158,6 +165,14 @@ def _compared(checkpoint: Checkpoint, branch: Branch, chosen: Branch, found: lis
     if rank(chosen.name, names) == PLAIN:
         check_alike(branch, chosen, [b for b in others if rank(b.name, names) == PLAIN], checkpoint.read)
     return lost_beside(branch, chosen, others)
+
+
+def _headless(known: Known, match: Match) -> list[str]:
+    if known.beside is None:
+        return []
+    from vitconv.configs.found import headless
+
+    return headless(known.beside, match.sizes)
 
 
 def _aside(chosen: Branch, branch: Branch) -> tuple[Stored, ...]:

@@ -24,6 +24,12 @@ def stem() -> tuple[Entry, ...]:
                     "class+patches",
                     rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
                     needs=("embed.cls",),
+                    without=("embed.reg",),
+                ),
+                Option(
+                    "class+registers+patches",
+                    rule("pos_embed: 1 (1+r+n) d", "embed.pos_cls: d", "embed.pos_reg: r d", "embed.pos: n d"),
+                    needs=("embed.cls", "embed.reg"),
                 ),
                 Option("patches", rule("pos_embed: 1 n d", "embed.pos: n d")),
                 Option("none", without=_POSITIONS),

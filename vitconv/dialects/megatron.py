@@ -60,9 +60,7 @@ DIALECT = Dialect(
         *linear(_B + "mlp.linear_fc2", "blocks.{i}.mlp.down", "d m", bias=False),
         *norm("ln_post", "norm", optional=True),
     ),
-    forbids=(
-        Forbid(r"^vision_projection|^language_model", "a text decoder or its projector beside the vision tower"),
-    ),
+    forbids=(Forbid(r"^vision_projection|^language_model", "a text decoder or its projector beside the vision tower"),),
     cannot=why("ls", "pool.norm", "pool.dense", "dist", "map")
     | {
         r"^embed\.(reg|pos_reg)$": "register tokens",

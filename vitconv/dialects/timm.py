@@ -3,9 +3,11 @@
 Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0.31, and deit.py for distilled heads.
 """
 
+from dataclasses import replace
+
 from vitconv.dialects._parts import TABLE, pool_head, together, zeroed
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
+from vitconv.layout.rule import Choice, Entry, Forbid, Option, Rule, const, linear, norm, rule
 
 _B = "blocks.{i}."
 
@@ -52,6 +54,64 @@ def _names(part: str) -> list[str]:
     return [key.replace("{gate,up}", x) for x in ("gate", "up")] if "{gate,up}" in key else [key]
 
 
+_USUAL = {"norm_layer": ("LayerNorm",), "mlp": ("Mlp",), "pre_norm": ("false",)}
+_ZEROS = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
+
+
+def _sparse(rules: tuple[Rule, ...]) -> tuple[Entry, ...]:
+    return tuple(replace(r, sparse=True) for r in rules)
+
+
+def _weight(whole: str, axes: str) -> tuple[Entry, ...]:
+    return rule(f"{_B}attn.qkv.weight: {whole} d", f"blocks.{{i}}.attn.{{q,k,v}}.weight: {axes} d")
+
+
+def _bias(whole: str, axes: str) -> tuple[Entry, ...]:
+    return rule(f"{_B}attn.qkv.bias: {whole}", f"blocks.{{i}}.attn.{{q,k,v}}.bias: {axes}", optional=True, fill=_ZEROS)
+
+
+_QKV = Choice(
+    "qkv",
+    (
+        Option("fused", (*_weight("(* a)", "a"), *_bias("(* a)", "a"))),
+        # DINOv3's training multiplies the bias by a mask that is zero over k.
+        Option(
+            "masked",
+            (
+                *_weight("(* a)", "a"),
+                *rule(
+                    _B + "attn.qkv.bias: (* a)",
+                    "blocks.{i}.attn.q.bias: a",
+                    "blocks.{i}.attn.k_masked: a",
+                    "blocks.{i}.attn.v.bias: a",
+                ),
+                *const(_B + "attn.qkv.bias_mask: (* a)", (1.0, 0.0, 1.0), dtype="float", optional=False),
+            ),
+            only=_USUAL,
+            foreign=True,
+        ),
+        # Some layers with one bias for q, k and v, some with BEiT's two.
+        Option(
+            "mixed",
+            (
+                *_weight("(* a)", "a"),
+                *_sparse(rule(_B + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a", optional=True)),
+                *_sparse(rule(_B + "attn.{q_bias,v_bias}: a", "blocks.{i}.attn.{q,v}.bias: a", optional=True)),
+            ),
+            only=_USUAL,
+            foreign=True,
+        ),
+        # Heads outside, q, k and v of one head inside; no shape tells it.
+        Option(
+            "per-head",
+            (*_weight("(h * e)", "(h e)"), *_bias("(h * e)", "(h e)")),
+            only=_USUAL,
+            foreign=True,
+            asked=True,
+        ),
+    ),
+)
+
 DIALECT = Dialect(
     name="timm",
     title="timm VisionTransformer",
@@ -91,6 +151,15 @@ DIALECT = Dialect(
                     without=("embed.cls", "embed.dist"),
                 ),
                 Option("patches", rule("pos_embed: 1 n d", "embed.pos: n d")),
+                # As DINOv2's registers are, under timm's names.
+                Option(
+                    "class+patches-registers-apart",
+                    rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+                    needs=("embed.cls", "embed.reg"),
+                    without=("embed.dist",),
+                    only=_USUAL,
+                    foreign=True,
+                ),
                 # Without a table the keys are also those of timm's Eva with rotary positions.
                 Option(
                     "none",
@@ -99,7 +168,25 @@ DIALECT = Dialect(
                 ),
             ),
         ),
-        *rule("patch_embed.proj.weight: d c p q", "embed.patch.weight: d c p q"),
+        Choice(
+            "stem",
+            (
+                Option("conv", rule("patch_embed.proj.weight: d c p q", "embed.patch.weight: d c p q")),
+                # A linear layer over the pixels of a patch: channels first, or last.
+                Option(
+                    "linear-cpq",
+                    rule("patch_embed.proj.weight: d (c p q)", "embed.patch.weight: d c p q"),
+                    only=_USUAL,
+                    foreign=True,
+                ),
+                Option(
+                    "linear-pqc",
+                    rule("patch_embed.proj.weight: d (p q c)", "embed.patch.weight: d c p q"),
+                    only=_USUAL,
+                    foreign=True,
+                ),
+            ),
+        ),
         # The patch projection has no bias exactly when a norm follows the embeddings.
         Choice(
             "pre_norm",
@@ -119,13 +206,7 @@ DIALECT = Dialect(
                 Option("RmsNorm", _norms(bias=False), implies={"norm_kind": "rmsnorm"}),
             ),
         ),
-        *rule(_B + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
-        *rule(
-            _B + "attn.qkv.bias: (* a)",
-            "blocks.{i}.attn.{q,k,v}.bias: a",
-            optional=True,
-            fill={f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"},
-        ),
+        _QKV,
         *linear(_B + "attn.proj", "blocks.{i}.attn.out", "d a", bias=None),
         *_biases({_B + "attn.proj.bias: d": ("blocks.{i}.attn.out.bias: d",)}),
         *rule(_B + "ls1.gamma: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),

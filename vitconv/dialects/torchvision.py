@@ -24,6 +24,7 @@ DIALECT = Dialect(
         "pooling": "token",
         "position": TABLE,
     },
+    usual={"norm_eps": 1e-6, "final_norm_eps": 1e-6},
     entries=(
         *rule("class_token: 1 1 d", "embed.cls: d"),
         *rule("encoder.pos_embedding: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),

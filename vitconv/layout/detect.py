@@ -72,9 +72,9 @@ def _ambiguous(fits: list[Match]) -> Ambiguous:
         return Ambiguous(f"the tensors fit {' and '.join(names)}; say which with --from {'|'.join(names)}")
     lines = []
     for choice in fits[0].dialect.choices:
-        options = list(dict.fromkeys(m.variant.names[choice.name] for m in fits))
+        options = list(dict.fromkeys(m.variant.taken[choice.name] for m in fits))
         if len(options) > 1:
-            firsts = {o: next(m for m in fits if m.variant.names[choice.name] == o) for o in options}
+            firsts = {o: next(m for m in fits if m.variant.taken[choice.name] == o) for o in options}
             how = "; ".join(f"{o}: {_sizes(m, fits)}" for o, m in firsts.items())
             grid = " or --set grid=HxW" if choice.square else ""
             say = f"--set from.{choice.name}={'|'.join(options)}{grid}"

@@ -81,9 +81,16 @@ class Dialect:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Every combination of options that go together, the default one first."""
-        every = (Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
+        """Every combination of options that go together and that the library has, the default one first."""
+        own = (tuple(o for o in c.options if not o.foreign) for c in self.choices)
+        every = (Variant(self, combo) for combo in itertools.product(*own))
         return tuple(v for v in every if v.possible)
+
+    @cached_property
+    def foreign(self) -> tuple[Variant, ...]:
+        """The combinations with an option that files have and the library has not; they are read only."""
+        every = (Variant(self, combo) for combo in itertools.product(*(c.options for c in self.choices)))
+        return tuple(v for v in every if v.possible and any(o.foreign for o in v.options))
 
     @cached_property
     def required(self) -> dict[int, tuple[Rule, ...]]:
@@ -154,9 +161,20 @@ class Variant:
     options: tuple[Option, ...]
 
     @cached_property
-    def names(self) -> dict[str, str]:
-        """{choice: option}."""
+    def taken(self) -> dict[str, str]:
+        """{choice: option} of every choice."""
         return {c.name: o.name for c, o in zip(self.dialect.choices, self.options, strict=True)}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """{choice: option}, without choices for which the library has one option only, when it is that."""
+        pairs = zip(self.dialect.choices, self.options, strict=True)
+        return {c.name: o.name for c, o in pairs if o.foreign or sum(not x.foreign for x in c.options) > 1}
+
+    @cached_property
+    def own(self) -> dict[str, str]:
+        """{choice: option} of those that the library has: what a file of its own dialect is written as again."""
+        return {c.name: o.name for c, o in zip(self.dialect.choices, self.options, strict=True) if not o.foreign}
 
     @cached_property
     def implies(self) -> dict[str, Any]:
@@ -187,12 +205,12 @@ class Variant:
     @cached_property
     def read_only(self) -> frozenset[str]:
         """The choices whose option is not written unless it is asked for."""
-        return frozenset(name for name, o in zip(self.names, self.options, strict=True) if o.read_only)
+        return frozenset(name for name, o in zip(self.taken, self.options, strict=True) if o.read_only)
 
     @cached_property
     def possible(self) -> bool:
         """True when every option goes together with the others."""
-        return all(self.names[c] in allowed for o in self.options for c, allowed in o.only.items())
+        return all(self.taken[c] in allowed for o in self.options for c, allowed in o.only.items())
 
     def needed(self) -> Iterator[str]:
         """Yield the keys without which nothing fits."""
@@ -232,9 +250,13 @@ class Variant:
         """Canonical tensors held once."""
         return tuple(e for e in self._entries() if isinstance(e, Tie))
 
+    def asked(self, wanted: Mapping[str, str]) -> bool:
+        """True when every option that is read on request only is requested."""
+        return all(wanted.get(c) == o.name for c, o in zip(self.taken, self.options, strict=True) if o.asked)
+
     def agrees(self, wanted: Mapping[str, str]) -> bool:
         """True when every wanted option is taken."""
-        return all(self.names.get(c) == o for c, o in wanted.items())
+        return all(self.taken.get(c) == o for c, o in wanted.items())
 
     def _entries(self) -> Iterator[Rule | Const | Alias | Tie]:
         for e in itertools.chain(self.dialect.entries, *(o.entries for o in self.options)):

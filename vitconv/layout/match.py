@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError, shown
 from vitconv.layout.canonical import STACKS
+from vitconv.layout.decide import decide
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.shape import atoms, shape_of
@@ -79,7 +79,7 @@ class Header:
             want = _expected(item, depth)
             here = {i: k for i, k in keys.items() if i in want}
             absent = [i for i in want if i not in here]
-            lacks = absent and (here or not optional)
+            lacks = absent and (here or not optional) and not getattr(item.entry, "sparse", False)
             missing = [item.key if i is None else item.key.replace("{i}", str(i)) for i in absent] if lacks else []
             bound = [] if isinstance(item.entry, Const) else [bind(item, key, i, depth) for i, key in here.items()]
             self._covered[memo] = Covered(frozenset(here.values()), tuple(missing), tuple(bound))
@@ -152,10 +152,20 @@ def fitting(
     if dialect.staged and not _speaks(dialect, header):
         return []
     dialect = header.settled(dialect)
-    named = [v for v in dialect.variants if v.agrees(wanted or {}) and _may_fit(v, header)]
+    solved = _solved(dialect.variants, header, wanted or {}, given)
+    decided = decide(dialect, solved, facts or {})
+    if len(decided) == 1 or not any(o.foreign for c in dialect.choices for o in c.options):
+        return decided
+    more = _solved((v for v in dialect.foreign if v.asked(wanted or {})), header, wanted or {}, given)
+    return decide(dialect, [*solved, *more], facts or {}) if more else decided
+
+
+def _solved(
+    variants: Iterable[Variant], header: Header, wanted: Mapping[str, str], given: Mapping[str, int] | None
+) -> list[Match]:
+    named = [v for v in variants if v.agrees(wanted) and _may_fit(v, header)]
     tried = [m for m in (_cover(v, header) for v in named) if m.fits]
-    solved = [m for m in (_solve(m, header, given) for m in tried) if m.fits]
-    return _decide(dialect, solved, facts or {})
+    return [m for m in (_solve(m, header, given) for m in tried) if m.fits]
 
 
 def closest(
@@ -245,15 +255,25 @@ def _cover(variant: Variant, header: Header) -> Match:
         have.update(item.parts if part.bound else ())
         if isinstance(item.entry, Const):
             consts |= dict.fromkeys(part.explained, item.entry)
-    missing += unmet_by(variant, have)
+    missing += [*unmet_by(variant, have), *_bare_layers(variant, explained, depth)]
     unknown = tuple(k for k in header.shapes if k not in explained)
     return Match(variant, depth, tuple(bound), {}, unknown, tuple(missing), None, copies, consts)
+
+
+def _bare_layers(variant: Variant, explained: Container[str], depth: int) -> list[str]:
+    """Return what is lacking of rules that speak of some layers each: every layer has one, and they differ."""
+    sparse = [item.key for item in variant.items if isinstance(item.entry, Rule) and item.entry.sparse]
+    if not sparse:
+        return []
+    has = [{k for k in sparse if k.replace("{i}", str(i)) in explained} for i in range(depth)]
+    bare = [sparse[0].replace("{i}", str(i)) for i, keys in enumerate(has) if not keys]
+    return bare or (["(layers that differ)"] if all(keys == has[0] for keys in has) else [])
 
 
 def unmet_by(variant: Variant, have: Container[str]) -> list[str]:
     """Return a pseudo key for every condition of an option that the network, of templates `have`, does not meet."""
     out = []
-    for name, o in zip(variant.names, variant.options, strict=True):
+    for name, o in zip(variant.taken, variant.options, strict=True):
         lacks, extra = [n for n in o.needs if n not in have], [n for n in o.without if n in have]
         if lacks or extra:
             out.append(f"({name}={o.name} needs {', '.join(lacks) or 'no ' + ', '.join(extra)})")
@@ -307,7 +327,11 @@ def _check_consts(m: Match, header: Header, sizes: Mapping[str, int]) -> None:
     for key, const in m.consts.items():
         if all(a in sizes for a in atoms(const.axes) if not a.isdigit()):
             want = shape_of(const.axes, sizes)
-            if header.shapes[key] != want:
+            shape = header.shapes[key]
+            if str(const.value).startswith("rope-") and len(shape) == 3:
+                # EVA-02 saves the waves by place or by row and column.
+                shape = (shape[0] * shape[1], shape[2])
+            if shape != want:
                 raise LayoutError(f"{key} has shape {list(header.shapes[key])}, expected {list(want)}")
 
 
@@ -322,45 +346,6 @@ def check_equal(dialect: Dialect, sizes: Mapping[str, int]) -> None:
 
 def _item(variant: Variant, b: Bound) -> Item:
     return next(item for item in variant.items if item.entry is b.rule)
-
-
-def _decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) -> list[Match]:
-    """Let a stated grid, or else a square one, decide between readings of a position table."""
-    for choice in dialect.choices:
-        if not choice.square or len(fitting) < 2 or len({m.variant.names[choice.name] for m in fitting}) < 2:
-            continue
-        grid = facts.get("grid")
-        stated = [m for m in fitting if grid and m.sizes.get(choice.square) == math.prod(grid)]
-        if stated:
-            fitting = stated
-            continue
-        likely = [m for j, m in enumerate(fitting) if _plausible(m.sizes.get(choice.square, 0), first=j == 0)]
-        if len({m.variant.names[choice.name] for m in likely}) == 1:
-            n, option = likely[0].sizes[choice.square], likely[0].variant.names[choice.name]
-            why = f"since {n} patches make a square grid; say --set grid=HxW if it is not"
-            note = f"{choice.name}: read as {option!r}, {why}"
-            fitting = [_noted(m, note) for m in likely]
-    return fitting
-
-
-def _plausible(n: int, *, first: bool) -> bool:
-    """A square grid; for the codebase's default reading 1:2 grids too, so that 9 = 1 + 2x4 or 3x3 is asked."""
-    return n > 0 and (math.isqrt(n) ** 2 == n or (first and n % 2 == 0 and math.isqrt(n // 2) ** 2 == n // 2))
-
-
-def _noted(m: Match, note: str) -> Match:
-    return Match(
-        m.variant,
-        m.depth,
-        m.bound,
-        m.sizes,
-        m.unknown,
-        m.missing,
-        m.conflict,
-        m.copies,
-        m.consts,
-        (*m.notes, note),
-    )
 
 
 def collapse(keys: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from vitconv.errors import LayoutError, Refused
+from vitconv.layout.canonical import template_of
 from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, undecided
@@ -162,9 +163,25 @@ def _need_all(target: Dialect, said: Encoding) -> None:
         f"{target.name}{f' ({how})' if how else ''} needs tensors that this network does not have:\n"
         f"  to write: {', '.join(collapse(said.missing))}\n"
         f"  lacking: {', '.join(collapse(lacking))}\n"
-        f"  make them up with --edit fill:NAME=0, or choose another variant with --set CHOICE=OPTION"
+        + _made_up(lacking)
         + "".join(f"; {hint}" for name, hint in _REMEDIES.items() if name in lacking and "embed.cls" not in lacking)
     )
+
+
+# What can be made up and not be felt: {end of the name: value}.
+_UNFELT = {".bias": "0", ".ls1": "1", ".ls2": "1", "embed.mask": "0"}
+
+
+def _made_up(lacking: Iterable[str]) -> str:
+    """Say how to make up what the function does not feel; of all else, that no value would be right."""
+    kinds = dict.fromkeys(map(template_of, lacking))
+    safe = {t: next((v for end, v in _UNFELT.items() if t.endswith(end)), None) for t in kinds}
+    edits = " ".join(f"--edit fill:{t}={value}" for t, value in safe.items() if value)
+    felt = [t for t, value in safe.items() if value is None]
+    lines = [f"made up without changing the function: {edits}"] if edits else []
+    if felt:
+        lines.append(f"no made-up value is right for {', '.join(felt)}: take a layout that needs none of it")
+    return "  " + "\n  ".join([*lines, "or choose another variant with --set CHOICE=OPTION"])
 
 
 def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:

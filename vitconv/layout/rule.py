@@ -45,6 +45,7 @@ class Rule:
         layers: which layers it speaks of: all, body (all but the last), last, first.
         fill: canonical tensors that may be absent on encode and are then written as this number, or as
             `vitconv.layout.derived` makes them up by this word; said aloud.
+        sparse: an optional whole may be there in some layers only; for reading.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Rule:
     layers: str = "all"
     fill: tuple[tuple[str, float | str], ...] = ()
     group: str = ""
+    sparse: bool = False
 
     @property
     def per_layer(self) -> bool:
@@ -136,6 +138,8 @@ class Option:
         only: the options of other choices it goes together with, {choice: options}; any, when not named.
         author: facts of the author's own code that are taken when nothing else says them; see `Dialect`.
         read_only: some files have it, and none is written so unless it is asked for.
+        foreign: files have it that the library itself does not open: tried when nothing else fits, never written.
+        asked: no shape tells it, so it is read only when it is asked for.
     """
 
     name: str
@@ -149,6 +153,8 @@ class Option:
     author: Mapping[str, Any] = field(default_factory=dict)
     maybe: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     read_only: bool = False
+    foreign: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Semantics:
     position_resize: str | None = None
     rope_theta: float | None = None
     rope_layout: str | None = None
+    rope_reference: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
     image_size: tuple[int, int] | None = None
     mean: tuple[float, ...] | None = None

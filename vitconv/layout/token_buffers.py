@@ -10,7 +10,6 @@ Source: microsoft/unilm beit/modeling_finetune.py, 768a3c8; baaivision/EVA EVA-0
 
 from __future__ import annotations
 
-from math import isqrt
 from typing import Any
 
 BASE = 10000.0
@@ -23,14 +22,41 @@ def fits(value: str, found: Any, slack: float) -> bool:
     if value == "class-index":
         grids = grids_of(found)
         return any(np.array_equal(found, class_index(*grid)) for grid in grids)
-    wave = np.cos if value == "rope-cos" else np.sin
-    flat = found.reshape(-1, found.shape[-1])
-    grid = found.shape[:2] if found.ndim == 3 else (isqrt(len(flat)),) * 2
-    if grid[0] * grid[1] != len(flat) or found.shape[-1] % 4:
-        return False
-    return any(
-        np.allclose(flat, wave(angles(grid, found.shape[-1], side)), atol=max(slack, 1e-5)) for side in _sides(grid)
-    )
+    return wave_of(value, found, slack) is not None
+
+
+def wave_of(value: str, found: Any, slack: float) -> tuple[tuple[int, int], int] | None:
+    """Return the grid of waves and the number of places that its sides are numbered to, or None for other arrays.
+
+    Args:
+        value: `rope-cos` or `rope-sin`.
+        found: [n e] or [rows columns e].
+        slack: largest difference.
+    """
+    import numpy as np
+
+    if found.ndim not in (2, 3) or found.shape[-1] % 4 or not found.size:
+        return None
+    wave, slack = (np.cos if value == "rope-cos" else np.sin), max(slack, 1e-5)
+    width, flat = found.shape[-1], found.reshape(-1, found.shape[-1])
+    half = width // 2
+    # The first half of a row turns with the rows of the grid: a row of the grid ends where it changes.
+    moved = np.flatnonzero((np.abs(flat[:, :half] - flat[0, :half]) > slack).any(1))
+    columns = int(moved[0]) if moved.size else len(flat)
+    rows = len(flat) // columns
+    grid = (int(found.shape[0]), int(found.shape[1])) if found.ndim == 3 else (rows, columns)
+    if grid[0] * grid[1] != len(flat):
+        return None
+    # One place away from the origin tells the sides that come into question.
+    side, at, part = (grid[0], grid[1], slice(0, half)) if grid[0] > 1 else (grid[1], 1, slice(half, width))
+    steps = np.repeat(BASE ** -(np.arange(0, half, 2) / half), 2)
+    sides = np.arange(1, max(64, 4 * max(grid)) + 1)
+    near = wave(sides[:, None] / side * steps) if len(flat) > 1 else np.broadcast_to(flat[0, part], (len(sides), half))
+    close = (np.abs(near - flat[min(at, len(flat) - 1), part]) <= slack).all(1)
+    for reference in sides[close]:
+        if np.allclose(flat, wave(angles(grid, width, reference)), rtol=0, atol=slack):
+            return grid, int(reference)
+    return None
 
 
 def grids_of(index: Any) -> list[tuple[int, int]]:
@@ -63,7 +89,3 @@ def angles(grid: tuple[int, int], width: int, reference: float) -> Any:
     waves = [np.repeat(np.outer(np.arange(n) / n * reference, steps), 2, axis=1) for n in grid]
     down, right = np.broadcast_arrays(waves[0][:, None, :], waves[1][None, :, :])
     return np.concatenate([down, right], -1).reshape(-1, width)
-
-
-def _sides(grid: tuple[int, int]) -> range:
-    return range(1, 4 * max(grid) + 1)

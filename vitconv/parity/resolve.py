@@ -279,7 +279,7 @@ def _filled(side: Side, source: Weights, tensors: dict[str, Tensor], notes: list
     match = side.bridge.match
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     facts = {**side.bridge.network.open, **side.facts.known()}
-    fills = encode(match.dialect, shapes, source.depth, facts, dict(match.variant.names)).fills
+    fills = encode(match.dialect, shapes, source.depth, facts, dict(match.variant.own)).fills
     for name in lacking:
         if name in fills:
             tensors[name] = torch.full(side.shapes[name], float(fills[name]))

@@ -13,6 +13,7 @@ from vitconv.layout.edits.edit import Edit, Param, Values, choice
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Cell, Made, Network
 
+PERIODS = "rope.periods"
 OVERFLOW = ("refuse", "inf", "clamp")
 # What a dtype represents besides itself.
 HOLDS = {"F64": FLOATS, "F32": ("F32", "F16", "BF16"), "F16": ("F16",), "BF16": ("BF16",)}
@@ -22,7 +23,9 @@ def _apply(network: Network, values: Values) -> Network:
     dtype: str = values["dtype"]
     only: str = values.get("only", "*")
     overflow: str = values.get("overflow", "refuse")
-    chosen = [c for n, c in network.cells.items() if matches(only, n)]
+    # Rounded periods turn every angle, and no library computes in them: they are cast only when named.
+    kept = [PERIODS] if "only" not in values and PERIODS in network.cells and dtype in ("F16", "BF16") else []
+    chosen = [c for n, c in network.cells.items() if matches(only, n) and n not in kept]
     if not chosen:
         raise UsageError(f"--edit cast: only={only} matches no tensor; there are: {', '.join(collapse(network.cells))}")
     change = [c for c in chosen if c.dtype != dtype]
@@ -35,6 +38,9 @@ def _apply(network: Network, values: Values) -> Network:
     what = f"{len(change)} of {len(network.cells)} tensors cast to {dtype}: {before} becomes {dtypes(network)}"
     if not exact:
         what += f"; rounded to nearest even, overflow: {overflow}"
+    if kept and network.cells[PERIODS].dtype != dtype:
+        what += f"; {PERIODS} stays {network.cells[PERIODS].dtype}, since rounding would turn every rotary angle"
+        what += f" (--edit cast:dtype={dtype},only={PERIODS} rounds it too)"
     adjoint = "the identity" if exact else "the identity, the rounding left out"
     return network.noted(Applied("cast", what, exact, (), (), adjoint))
 

@@ -67,10 +67,14 @@ def check_before_writing(
         count, numel = sum(f.report.overflow for f in bad), sum(f.report.numel for f in bad)
         raise Refused(
             f"{count} of {numel} elements are past {dtype}'s largest value, {LARGEST[dtype]:.6g}, in"
-            f" {', '.join(collapse(f.name for f in bad))} ({bad[0].label}); BF16 has the range of F32, or say"
+            f" {', '.join(collapse(f.name for f in bad))} ({bad[0].label}); {_wider(dtype)}, or say"
             f" --edit cast:dtype={dtype},overflow=inf or overflow=clamp"
         )
     return found
+
+
+def _wider(dtype: str) -> str:
+    return "BF16 and F32 reach 3.4e38" if dtype == "F16" else "F64 reaches 1.8e308"
 
 
 def summary(found: tuple[Finding, ...]) -> list[str]:

@@ -50,6 +50,9 @@ def _grid(
     """Return the network with the position table that goes with the new patch, what was done, and the new facts."""
     if "embed.pos" not in network.cells:
         return network, "no position table to resize", {"grid": None, "image_size": network.facts.image_size}
+    if keep == "grid" and network.facts.grid is None and "from" not in values:
+        told = "the grid of the position table stays, so images grow with the patches"
+        return network, told, {"grid": None, "image_size": None}
     grid = source_grid(network, values.get("from"), "resize-patch")
     if keep == "grid":
         image = (grid[0] * size[0], grid[1] * size[1])
