@@ -83,7 +83,8 @@ def _choices(dialect: Dialect, variant: Variant) -> tuple[Section, ...]:
     if not dialect.choices:
         return ()
     columns = (Column("choice", "choice", "code"), Column("taken", "shown here"), Column("options", "options"))
-    rows = tuple(Row((c.name, variant.names[c.name], ", ".join(o.name for o in c.options))) for c in dialect.choices)
+    taken = {c.name: o.name for c, o in zip(dialect.choices, variant.options, strict=True)}
+    rows = tuple(Row((c.name, taken[c.name], ", ".join(o.name for o in c.options))) for c in dialect.choices)
     note = "choose with --set NAME=OPTION; reading, the file itself decides"
     return (Section(f"choices.{dialect.name}", f"Choices of {dialect.name}", columns, rows, (note,)),)
 
