@@ -139,10 +139,10 @@ def test_activations_go_back_to_themselves() -> None:
 
 
 def test_other_models_of_transformers_are_a_note() -> None:
-    found = hf.read({"model_type": "swin", "layer_norm_eps": 1e-5}, "config.json")
+    found = hf.read({"model_type": "segformer", "layer_norm_eps": 1e-5}, "config.json")
     assert not found.facts.known()
     assert not found.sizes
-    assert "model_type 'swin'" in found.notes[0]
+    assert "model_type 'segformer'" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,44 @@ def test_c13_class_and_patches_beside_registers(tmp_path: Path) -> None:
         assert written["pos_embed"].shape == (1, 16, DIM)
         assert torch.equal(written["cls_token"], state["cls_token"] + state["pos_embed"][:, :1])
         out.unlink()
+
+
+def test_a26_internvit_becomes_timm(tmp_path: Path) -> None:
+    """`encoder.layers.N` with fused q, k, v and bare LayerScales, below the prefix of the whole model."""
+    state = rand_t(head=False)
+    names = {"cls_token": "class_embedding", "pos_embed": "position_embedding"}
+    there = {f"embeddings.{new}": state[old] for old, new in names.items()}
+    there |= {k.replace("patch_embed.proj", "embeddings.patch_embedding"): v for k, v in state.items() if "patch" in k}
+    there |= {k.replace("blocks", "encoder.layers"): v for k, v in state.items() if k.startswith("blocks")}
+    scales = {f"encoder.layers.{i}.ls{j}": torch.full((DIM,), 1.0 + i + j) for i in range(2) for j in (1, 2)}
+    answer, out = convert({f"vision_model.{k}": v for k, v in {**there, **scales}.items()}, tmp_path)
+    assert answer.code == 0, answer.text
+    want = {k: v for k, v in state.items() if not k.startswith("norm.")}
+    want |= {k.replace("encoder.layers", "blocks") + ".gamma": v for k, v in scales.items()}
+    assert equal(tensors(out), want)
+
+
+def test_eva_of_timm_with_registers_and_a_table_over_all_tokens(tmp_path: Path) -> None:
+    state = {k: v for k, v in rand_t().items() if not k.endswith("qkv.bias")}
+    state |= {"reg_token": torch.randn(1, 4, DIM), "pos_embed": torch.randn(1, 1 + 4 + 16, DIM)}
+    state |= {f"blocks.{i}.gamma_{j}": torch.randn(DIM) for i in range(2) for j in (1, 2)}
+    answer, out = convert(state, tmp_path, to="timm-eva")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), state)
+    assert "class+registers+patches" in answer.out
+
+
+def test_beit_of_timm_with_a_gated_mlp(tmp_path: Path) -> None:
+    state = {k: v for k, v in rand_t().items() if not k.endswith("qkv.bias") and "fc1" not in k and k != "pos_embed"}
+    for i in range(2):
+        b = f"blocks.{i}."
+        state |= {f"{b}mlp.fc1_{x}.weight": torch.randn(128, DIM) for x in "gx"}
+        state |= {f"{b}mlp.fc1_{x}.bias": torch.randn(128) for x in "gx"}
+        state |= {f"{b}attn.{x}_bias": torch.randn(DIM) for x in "qv"}
+        state[f"{b}attn.relative_position_bias_table"] = torch.randn(7 * 7 + 3, 4)
+    answer, out = convert(state, tmp_path, to="beit")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), state)
+    refused, _ = convert(state, tmp_path / "b", to="hf-beit")
+    assert refused.code == 3
+    assert "gate" in refused.err

@@ -64,7 +64,26 @@ DIALECT = Dialect(
         *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a"),
         *rule(BLOCK + "gamma_1: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),
         *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
-        *linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
+        Choice(
+            "mlp",
+            (
+                Option(
+                    "Mlp",
+                    linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
+                    without=("blocks.{i}.mlp.gate.weight",),
+                ),
+                # timm's swiglu_mlp.
+                Option(
+                    "SwiGLU",
+                    (
+                        *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
+                        *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
+                    ),
+                    implies={"activation": "silu"},
+                ),
+            ),
+        ),
+        *norm(BLOCK + "mlp.norm", "blocks.{i}.mlp.norm", "m", optional=True),
         *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
         *rule(BLOCK + "gamma_2: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
         *norm("norm", "norm", optional=True),
@@ -76,7 +95,6 @@ DIALECT = Dialect(
     cannot=why("embed.norm", "pool.dense", "dist", "map")
     | {
         r"^embed\.(reg|pos_reg)$": "register tokens",
-        r"\.mlp\.gate\.": "a gated MLP (SwiGLU)",
         r"\.attn\.[qk]_norm\.": "norms of queries and keys",
     },
     equal=(("a", "d"),),

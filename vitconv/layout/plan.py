@@ -96,7 +96,8 @@ def plan(
     said = encode(target, network.shapes, network.depth, facts, wanted)
     target = said.variant.dialect
     _need_all(target, said)
-    _need_facts(target, said, facts)
+    # Under its own keys a network stays what it is, known or not.
+    _need_facts(target, said, facts, unseen=source.dialect.name != target.name)
     sizes = _sizes(target, said, network, given)
     filled = _filled(network, said, sizes)
     views = Views(sizes)
@@ -184,8 +185,10 @@ def _made_up(lacking: Iterable[str]) -> str:
     return "  " + "\n  ".join([*lines, "or choose another variant with --set CHOICE=OPTION"])
 
 
-def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:
+def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any], *, unseen: bool) -> None:
     for name, implied in undecided(said.variant, facts).items():
+        if name in facts and not unseen:
+            continue
         values = [str(v).lower() if isinstance(v, bool) else str(v) for v in _several(implied)]
         how = f"--set {name}={'|'.join(values)}"
         if name == "kv_normalised":
