@@ -31,6 +31,8 @@ FLOOR = 2.8
 BETTER = 3.0
 # What two faults change points the same way when the cosine between is larger.
 COLLINEAR = 0.999
+# ... and then slopes this close are one: 1e-7 and 1e-12 in place of 1e-6 are 0.9 and 1.
+ALIKE = 1.25
 # With fewer inputs a deviation is a guess.
 LEAST_INPUTS = 6
 
@@ -313,10 +315,11 @@ def _accused(
         return ()
     able.sort(key=lambda e: e.left)
     best = sums[able[0].name].left
-    first = able[0].name
-    return tuple(
-        e.name for e in able if e.name == first or _deviations(sums[e.name].left, best) < BETTER or alike(e.name, first)
-    )
+    first = able[0]
+    together = {e.name for e in able if e is first or _deviations(sums[e.name].left, best) < BETTER}
+    near = [e.name for e in estimates.values() if first.beta / ALIKE <= e.beta <= first.beta * ALIKE or e in able]
+    together |= {name for name in near if name != first.name and alike(name, first.name)}
+    return tuple(sorted(together, key=lambda name: estimates[name].left))
 
 
 def _cosine(
