@@ -195,3 +195,50 @@ def test_the_reading_that_holds_more_is_the_network(outer: str, inner: str, to: 
     answer, written = convert(tmp_path, {"state_dict": prefixed(named, outer)})
     assert answer.code == 0, answer.text
     assert equal(written, state)
+
+
+@pytest.mark.parametrize(
+    ("contents", "lost"),
+    [
+        ({"backbone": H, "linear": {"weight": FC["fc.weight"], "bias": FC["fc.bias"]}}, "linear"),
+        ({"model": {"backbone": H, "head": {"weight": FC["fc.weight"], "bias": FC["fc.bias"]}}}, "model.head"),
+        ({"encoder": H, "decoder": {"0.weight": FC["fc.weight"], "0.bias": FC["fc.bias"]}}, "decoder"),
+    ],
+    ids=["linear", "head", "decoder"],
+)
+def test_a_trained_part_in_a_container_of_its_own(contents: Any, lost: str, tmp_path: Path) -> None:
+    answer, written = convert(tmp_path, contents)
+    assert answer.code == 3, answer.text
+    assert written is None
+    assert f"{lost}." in answer.err
+    assert equal(convert(tmp_path, contents, "--drop", f"{lost}.*")[1], H)
+    answer, written = convert(tmp_path, contents, "--residue", tmp_path / "r.safetensors")
+    assert answer.code == 0, answer.text
+    assert equal(
+        {str(v.shape): v for v in tensors(tmp_path / "r.safetensors").values()}, {str(v.shape): v for v in FC.values()}
+    )
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"criterion": {"weight": torch.ones(5)}},
+        {"dino_loss": {"center": torch.ones(1, 5)}},
+        {"projector": {"0.weight": torch.ones(3, 3), "0.bias": torch.ones(3)}},
+        {"hyper_parameters": {"weight": torch.ones(5)}},
+        {"student": {"conv1.weight": torch.ones(3, 3, 1, 1), "fc.weight": torch.ones(2, 3)}},
+    ],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_training_and_copies_in_containers_need_no_consent(beside: Any, tmp_path: Path) -> None:
+    answer, written = convert(tmp_path, {"model": rand_t(1), **beside})
+    assert answer.code == 0, answer.text
+    assert equal(written, rand_t(1))
+
+
+def test_a_text_tower_under_a_prefix_is_left_aside(tmp_path: Path) -> None:
+    state = {**prefixed(rand_t(1), "model.visual."), "model.text.token_embedding.weight": torch.zeros(9, 8)}
+    answer, written = convert(tmp_path, {**state, "model.logit_scale": torch.tensor(1.0)})
+    assert answer.code == 0, answer.text
+    assert equal(written, rand_t(1))
+    assert "text.token_embedding.weight" in answer.out

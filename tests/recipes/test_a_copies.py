@@ -86,3 +86,11 @@ def test_the_counter_of_an_average_is_no_weight(beside: State, tmp_path: Path) -
     assert answer.code == 0, answer.text
     assert equal(written, rand_t(2))
     assert "counters were dropped: 'num_updates'" in answer.out
+
+
+def test_the_average_of_a_teacher_comes_before_the_teacher(tmp_path: Path) -> None:
+    for names in (("student", "teacher", "teacher_ema"), ("teacher_ema", "student", "teacher")):
+        answer, written = to_timm(tmp_path, {name: rand_t(2 if name == "teacher_ema" else 1) for name in names})
+        assert answer.code == 0, answer.text
+        assert equal(written, rand_t(2))
+        (tmp_path / "out.safetensors").unlink()

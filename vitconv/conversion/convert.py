@@ -232,7 +232,9 @@ def residue_of(prepared: Prepared, inputs: list[Path]) -> Path | None:
 
     outs = [Out(c.name, c.dtype, c.shape, chunks(c)) for c in cells]
     # What was left aside, such as a text tower, is kept under its own name and is put back by hand.
-    outs += [Out(f"{ASIDE}{t.key}", t.dtype, t.shape, raw(t)) for t in aside]
+    keys = [t.key for t in aside]
+    names = [t.key if keys.count(t.key) == 1 else ".".join(t.path) for t in aside]
+    outs += [Out(f"{ASIDE}{name}", t.dtype, t.shape, raw(t)) for name, t in zip(names, aside, strict=True)]
     owner = {RESIDUE: prepared.source.match.dialect.name, OWNER: source_digest(prepared.sources)}
     write_file(path, outs, {"format": "pt", **owner}, inputs=inputs)
     return path

@@ -59,6 +59,14 @@ def without_text_tower(branch: Branch) -> Iterator[Branch]:
         )
 
 
+def text_keys(branch: Branch) -> list[str]:
+    """Return those of the unclaimed keys that are a text tower's beside the vision tower that the branch is."""
+    towers = {"visual", "vision_model"}
+    if not any(towers & set(step.text.split(".")) for step in branch.steps if step.kind == "prefix"):
+        return []
+    return [key for key in branch.unclaimed if _TEXT.match(key)]
+
+
 _FLAX = re.compile(r"^(?P<prefix>.*?)(Transformer/|embedding/)")
 
 

@@ -14,9 +14,9 @@ from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
-from vitconv.conversion.readings import marked, slashed, unchunked, without_text_tower
+from vitconv.conversion.readings import marked, slashed, text_keys, unchunked, without_text_tower
 from vitconv.conversion.rotary import proven_by_waves
-from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts
+from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -140,8 +140,13 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     notes += [branch.note] if branch.note else []
     notes += _headless(known, match)
     notes += lost_parts(match, facts)
+    aside = _aside(chosen, branch)
     if wishes.branch is None and len(found) > 1:
         notes += _compared(checkpoint, branch, chosen, found)
+        for other in parts_elsewhere(branch, [b for b in found if b is not chosen]):
+            keys = tuple(f"{other.name}.{key}" for key in other.tensors)
+            branch = dataclasses.replace(branch, left=branch.left + keys, unclaimed=branch.unclaimed + keys)
+            aside += tuple(other.tensors.values())
     others = tuple(b.name for b in found if not f"{chosen.name}.".startswith(f"{b.name}."))
     beside = known.beside
     return Recognised(
@@ -154,7 +159,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         others,
         beside.extra if beside else {},
         beside.refusals if beside else (),
-        _aside(chosen, branch),
+        aside,
     )
 
 
@@ -265,7 +270,7 @@ def _read(
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
     for reading, match in fitting:
         if reading is whole[0]:
-            claimed = set(training_keys(reading, reading.unclaimed))
+            claimed = {*training_keys(reading, reading.unclaimed), *text_keys(reading)}
             return dataclasses.replace(
                 reading, unclaimed=tuple(k for k in reading.unclaimed if k not in claimed)
             ), match
@@ -310,6 +315,8 @@ def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
     yield from towers[1:]
     loosened = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
     yield from loosened[1:]
+    for part in loosen(branch):
+        yield from without_text_tower(part)
     for reading in loosened:
         yield from without_training_parts(reading)
     for reading in loosened if drop else ():

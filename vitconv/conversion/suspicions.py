@@ -10,7 +10,9 @@ from vitconv.conversion.asides import training_keys
 from vitconv.errors import Ambiguous, shown
 from vitconv.io.envelope import Branch
 from vitconv.io.tensor import Stored
+from vitconv.io.wrappers import names_copy
 from vitconv.layout.match import Match, collapse
+from vitconv.layout.network import FLOATS
 from vitconv.layout.semantics import Semantics
 
 _NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?![A-Za-z\d])")
@@ -20,6 +22,11 @@ _NONE_BY_DEFAULT = {"torch", "xformers"}
 # A class token; with a distillation token; with four registers.
 _TOKENS = (1, 2, 5)
 _ANCHORS = 8
+_WEIGHT = re.compile(r"(^|\.)(weight|bias)$")
+# Containers of settings and of what was trained on, which may hold tensors too.
+_SETTINGS = frozenset(
+    ("args", "config", "cfg", "hyper_parameters", "hparams", "opt", "history", "log", "stats", "meta")
+)
 
 Read = Callable[[Stored], memoryview]
 
@@ -93,6 +100,25 @@ def check_alike(taken: Branch, chosen: Branch, others: Iterable[Branch], read: R
                 f"two sets of weights of one network are in this file, {shown(chosen.name)} and"
                 f" {shown(other.name)}, and no rule says which is meant; say so with --branch NAME"
             )
+
+
+def parts_elsewhere(taken: Branch, others: Iterable[Branch]) -> list[Branch]:
+    """Return the other sets that are no copy of the network and no part of training: a classifier, another network."""
+    return [
+        other
+        for other in others
+        if not (_SETTINGS & set(other.name.split(".")))
+        and any(_WEIGHT.search(key) and stored.dtype in FLOATS for key, stored in other.tensors.items())
+        and not (names_copy(other.name) or _copy(taken, other))
+        and not _of_training(other)
+    ]
+
+
+def _of_training(other: Branch) -> bool:
+    keys = [f"{name}.{key}" for name in other.name.split(".")[-1:] for key in other.tensors]
+    rest = set(keys) - set(training_keys(other, keys))
+    inner = {f"{other.name.rpartition('.')[2]}.{key}" for key in training_keys(other)}
+    return not rest - inner
 
 
 def _same(one: Stored, two: Stored, read: Read) -> bool:

@@ -15,7 +15,7 @@ from vitconv.errors import Refused
 from vitconv.io.contents import some
 from vitconv.io.tensor import Stored
 from vitconv.io.training_state import is_training_state
-from vitconv.io.wrappers import COUNTERS, WRAPPERS, is_averaged, rank, reason, split_names
+from vitconv.io.wrappers import COUNTERS, WRAPPERS, is_averaged, order, reason, split_names
 from vitconv.record import dataclass
 
 _Kind = Literal["prefix", "infix"]
@@ -101,7 +101,7 @@ def branches(ckpt: Readable) -> list[Branch]:
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
     names = [branch.name for branch in found]
-    found.sort(key=lambda branch: (_only_numbers(branch), rank(branch.name, names), -_size(branch)))
+    found.sort(key=lambda branch: (_only_numbers(branch), *order(branch.name, names), -_size(branch)))
     if len(found) > 1:
         first = found[0]
         others = some(branch.name for branch in found[1:])

@@ -72,6 +72,16 @@ def rank(name: str, names: Iterable[str] = ()) -> int:
 RAW = "current_model_state"
 
 
+def names_copy(name: str) -> bool:
+    """Say whether a branch's name says that it is one of several copies of a network, whichever."""
+    return any(_words(part) & _WORDS or part in _COPIES or part == RAW for part in name.split("."))
+
+
+def order(name: str, names: Iterable[str]) -> tuple[int, int]:
+    """Return the rank of a branch, and then how often its name says so: the average of a teacher comes before it."""
+    return rank(name, names), -len(_words(name.rpartition(".")[2]) & {*_AVERAGED, "teacher"})
+
+
 def reason(name: str, names: Iterable[str] = ()) -> str:
     """Say why a branch comes first."""
     return _verdict(name, names) or "the largest set of plain weights"
