@@ -152,9 +152,9 @@ def _pretrained(attn: Any) -> int | None:
 
 
 def _usual(facts: Semantics, patch: Any) -> int:
-    """Return a side with two windows in the first stage, and one in the last."""
+    """Return the least side that all windows fit in, two of them when there is one stage."""
     windows = facts.window or (7,)
-    return int(patch.stride[0]) * max(windows) * 2 ** max(len(windows) - 1, 1)
+    return int(patch.stride[0]) * max(w * 2**s for s, w in enumerate(windows)) * (1 if len(windows) > 1 else 2)
 
 
 def _taps(

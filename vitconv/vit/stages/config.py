@@ -88,7 +88,7 @@ class StagesConfig:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return the image size, told or proven by a table of positions, else the least that has two windows a side."""
+        """Return the image size, told or proven by a table of positions, else the least that all windows fit in."""
         facts = self.facts
         if facts.image_size is not None:
             return facts.image_size
@@ -99,8 +99,9 @@ class StagesConfig:
         elif self.striped:
             side = isqrt(self.shapes["stages.0.blocks.0.attn.b0.pos"][0])
         elif self.windowed:
-            last = len(self.depths) - 1
-            side = 2**last * max(self.window(s, 0) for s in range(last + 1)) * (1 if last else 2)
+            # A focused window may cover the whole map of an early stage, so each is held against its own map.
+            widest = [max(self.window(s, i) for i in range(depth)) for s, depth in enumerate(self.depths)]
+            side = max(w * 2**s for s, w in enumerate(widest)) * (1 if len(widest) > 1 else 2)
         else:
             raise Refused("the image size is not known; say it with --set image_size=224x224")
         return side * stride, side * stride
