@@ -123,7 +123,9 @@ def _unknown(r: Recognised | None) -> tuple[str, ...]:
     if r is None:
         return ()
     known = set(r.facts.known()) | {k for k, v in r.match.variant.implies.items() if not isinstance(v, tuple)}
-    wanted = ("heads", "norm_eps", "activation", "norm_placement", "kv_normalised", "pooling", "grid")
+    plain = r.match.dialect.family == "plain"
+    sizes = ("heads", "grid") if plain else ("stage_heads", "image_size")
+    wanted = (*sizes, "norm_eps", "activation", "norm_placement", "kv_normalised", "pooling")
     return tuple(f.name for f in dataclasses.fields(Semantics) if f.name in wanted and f.name not in known)
 
 

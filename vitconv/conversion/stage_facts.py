@@ -85,9 +85,16 @@ def _heads(match: Match, s: int) -> int:
 
 
 def _windows(match: Match, depths: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the window of every stage, from the tables of relative positions, or from the indices into them."""
-    if all(f"t_{s}" in match.sizes for s in range(len(depths))):
-        return tuple((isqrt(match.sizes[f"t_{s}"]) + 1) // 2 for s in range(len(depths)))
+    """Return the window of every stage: from tables of offsets, of places, or from indices into the first."""
+    sizes = match.sizes
+    if any(".merge." in name for b in match.bound for name in b.parts) or len(depths) == 1:
+        proven = []
+        for s, depth in enumerate(depths):
+            places = [isqrt(n) for i in range(depth) if (n := sizes.get(f"u_{s}_{i}"))]
+            table = [(isqrt(sizes[f"t_{s}"]) + 1) // 2] if f"t_{s}" in sizes else []
+            proven.append({*places, *table})
+        if all(len(sides) == 1 for sides in proven):
+            return tuple(sides.pop() for sides in proven)
     indices = [c for c in match.consts.values() if str(c.value).startswith("relative-index")]
     if len(indices) != sum(depths):
         return ()
