@@ -61,6 +61,18 @@ def test_networks_that_only_train_with_warm_up_are_told() -> None:
     assert rows["post", 24] == "stuck"
 
 
+def test_the_sentences_of_the_page_hold() -> None:
+    def of(depth: int, lr: float, variant: str = "K and V raw") -> set[str]:
+        found = (r for r in results(RESULTS, "report") if r.cell.variant == variant)
+        return {r.outcome for r in found if (r.cell.depth, r.cell.lr) == (depth, lr)}
+
+    assert of(12, 4e-3) == {"collapsed"}
+    assert of(12, 4e-3, "nothing") == {"held"}
+    assert (of(6, 4e-3), of(12, 2e-3)) == ({"grew"}, {"held"})
+    rows = {(o.variant, o.depth): o.after for o in placement_outcomes(results(RESULTS, "placement"))}
+    assert [rows["pre, K and V raw", depth] for depth in (6, 12, 24)] == ["trains", "trains", "stuck"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["K and V raw", "nothing"])
 def test_the_fault_alone_turns_learning_into_collapse(variant: str) -> None:

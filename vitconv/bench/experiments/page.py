@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from vitconv.bench.experiments.cell import Cell
 from vitconv.bench.experiments.studies import DEPTHS, PLACEMENTS, STUDIES
 from vitconv.bench.experiments.words import CAUSE, HEAD, LIMITS, PLACEMENT, REPORT, SEEN
 
-# Loss above this share of ln 10 at the end is guessing; a stream this many times its start has blown up.
+# A stream this many times its start has grown out of proportion; a loss above this is that of guessing.
 BLOWN = 100.0
+GUESSING = 0.97 * math.log(10)
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,20 @@ class Result:
         return str(self.training["verdict"])
 
     @property
-    def blown(self) -> bool:
+    def grew(self) -> bool:
         """Return whether the stream grew out of all proportion, or to no number at all."""
         return not self.training["stream_largest"] <= BLOWN * self.training["stream"][0] or self.verdict == "diverges"
+
+    @property
+    def collapsed(self) -> bool:
+        """Return whether the stream grew so and the loss is that of guessing, or none."""
+        last = self.training["last"]
+        return self.grew and (last is None or last > GUESSING)
+
+    @property
+    def outcome(self) -> str:
+        """Return collapsed, grew or held."""
+        return "collapsed" if self.collapsed else "grew" if self.grew else "held"
 
     def figure(self, name: str, form: str = ".3g") -> str:
         """Return a figure of a check, or a dash."""
@@ -73,7 +86,7 @@ def page(folder: Path) -> str:
         confusion(outcomes),
         REPORT,
         _report_table(report),
-        "How many blew up, by what was varied:",
+        "How many collapsed, by what was varied:",
         _counts_table(report),
         SEEN,
         _seen_table(report),
@@ -87,7 +100,9 @@ def page(folder: Path) -> str:
 def wrapped(text: str) -> str:
     """Return paragraphs of a text in lines of 118 characters, headings left alone."""
     paragraphs = text.strip().split("\n\n")
-    return "\n\n".join(p if p.startswith("#") else fill(" ".join(p.split()), 118) for p in paragraphs)
+    return "\n\n".join(
+        p if p.startswith("#") else fill(" ".join(p.split()), 118, break_on_hyphens=False) for p in paragraphs
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +200,7 @@ AGREE = frozenset(
 def _report_table(found: list[Result]) -> str:
     lines = [
         _row("what is wrong", "depth", "lr", "seed", "precision", "steps", "loss, ln 10 = 2.303", "accuracy",
-             "largest logit", "stream RMS at its largest", "blew up"),
+             "largest logit", "stream RMS at its largest", "outcome"),
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in found:
@@ -193,17 +208,17 @@ def _report_table(found: list[Result]) -> str:
         lines.append(
             f"| {c.variant} | {c.depth} | {c.lr:g} | {c.seed} | {c.precision} | {t['steps']} of {c.steps} "
             f"| {_loss(t)} | {t['accuracy']:.3f} | {t['largest_logit']:.3g} | {t['stream_largest']:.3g} "
-            f"| {'**yes**' if r.blown else 'no'} |"
+            f"| {'**collapsed**' if r.collapsed else r.outcome} |"
         )
     return "\n".join(lines)
 
 
 def _seen_table(found: list[Result]) -> str:
-    """Return, by check, how often it spoke ahead of runs that blew up, of healthy twins, and of other faults."""
+    """Return, by check, how often it spoke ahead of runs that collapsed, of those that did not, and of healthy twins."""
     names = sorted({n for r in found for n, level in r.checks["levels"].items() if level in ("warn", "error")})
     groups = {
-        "blew up": [r for r in found if r.blown],
-        "K and V raw, held": [r for r in found if raw(r) and not r.blown],
+        "collapsed": [r for r in found if r.collapsed],
+        "K and V raw, not collapsed": [r for r in found if raw(r) and not r.collapsed],
         "K and V normalised": [r for r in found if not raw(r)],
     }
     lines = [
@@ -225,16 +240,19 @@ def raw(r: Result) -> bool:
 
 
 def _counts_table(found: list[Result]) -> str:
-    """Return how many runs of each group blew up; groups of which nothing was run are left out."""
+    """Return how many runs of each group collapsed; groups of which nothing was run are left out."""
     only, none = "K and V raw", "nothing"
     groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for r in found:
         if r.cell.variant in (only, none):
             key = (r.cell.depth, r.cell.lr, r.cell.precision)
             groups.setdefault(key, {}).setdefault(r.cell.variant, []).append(r)
-    lines = ["| depth | lr | precision | K and V raw: blew up | K and V normalised: blew up |", "|---|---|---|---|---|"]
+    lines = [
+        "| depth | lr | precision | K and V raw: collapsed | K and V normalised: collapsed |",
+        "|---|---|---|---|---|",
+    ]
     for (depth, lr, precision), by in sorted(groups.items()):
-        cells = [f"{sum(r.blown for r in rs)} of {len(rs)}" if (rs := by.get(v)) else "-" for v in (only, none)]
+        cells = [f"{sum(r.collapsed for r in rs)} of {len(rs)}" if (rs := by.get(v)) else "-" for v in (only, none)]
         lines.append(_row(str(depth), f"{lr:g}", precision, *cells))
     return "\n".join(lines)
 
@@ -248,8 +266,8 @@ def _powers(found: list[Result]) -> dict[str, str]:
         "power_high": f"{max(values[True], default=0):.2f}",
         "right_low": f"{min(values[False], default=0):.2f}",
         "right_high": f"{max(values[False], default=0):.2f}",
-        "right_all": f"{sum(r.blown for r in found if not raw(r))} of {sum(not raw(r) for r in found)}",
-        "raw_with": f"{sum(r.blown for r in faults)} of {len(faults)}",
+        "right_all": f"{sum(r.collapsed for r in found if not raw(r))} of {sum(not raw(r) for r in found)}",
+        "raw_with": f"{sum(r.collapsed for r in faults)} of {len(faults)}",
     }
 
 

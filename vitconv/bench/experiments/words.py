@@ -27,8 +27,9 @@ The report's ViT (its own embeddings and head) around our twin of xformers' fact
 steps, 40 of warm-up, decay 0.1, init .02, LayerNorm eps 1e-6. *K and V raw* is release 0.0.9: pre-norm normalises the
 input of the queries only. *nothing* is release 0.0.11, which differs from it in that alone. The other rows add one
 fault at a time to one of the two: LayerNorm eps 1e-5; the report's init function, which misses q, k and v up to
-0.0.11; FusedMLP, whose biases are never trained. *blew up*: the stream's RMS passed a hundred times its start.
-amp-fp16 is CUDA autocast's policy and GradScaler's rule, emulated.
+0.0.11; FusedMLP, whose biases are never trained. *grew*: the stream's RMS passed a hundred times its start;
+*collapsed*: and the loss is that of guessing, or not finite. amp-fp16 is CUDA autocast's policy and GradScaler's
+rule, emulated.
 """
 
 SEEN = """
@@ -50,10 +51,11 @@ logits or entropy at the start: nothing is wrong with the first forward and back
 logits and stream grow by orders of magnitude within a hundred steps and which never comes back. It happens in
 float32, so half precision is not its cause, though the values leave float16's range at once: under emulated fp16 the
 forward pass is soon not finite, GradScaler skips every step from there on, and the weights stay where they are. Depth
-and learning rate decide: at 1e-3 the same fault trains at 6 and 12 blocks and not at 24 (the first table). No other
+and learning rate decide: at 4e-3 and 6 blocks the stream grows as well and the network still learns, at 2e-3 and 12
+blocks nothing happens; at 1e-3 the same fault trains at 6 and 12 blocks and not at 24 (the first table). No other
 difference that the thread named does so by itself; accuracy and largest stream RMS of those runs: LayerNorm eps 1e-5:
 {eps}. Init that misses q, k and v: {init}. FusedMLP: {fused}. Added to raw keys and values, they do not save it:
-{raw_with} blew up. Of all runs with normalised keys and values, {right_all} did.
+{raw_with} collapsed. Of all runs with normalised keys and values, {right_all} did.
 
 **Consistent with the report:** its pre-norm runs are of releases and commits up to d4c28fb (2022-03-01), and the fix,
 78bc58cb, is of 2022-03-11; "one update completely breaks the model", no NaN at first, not on CIFAR and not on a
