@@ -22,7 +22,7 @@ DIALECT = Dialect(
     title="EVA-02 of baaivision",
     source="baaivision/EVA EVA-02/asuka/modeling_finetune.py, 5623d08",
     library="eva",
-    implies=PLAIN | {"position": ("rope", *TABLE), "rope_layout": "interleaved", "rope_theta": 1e4},
+    implies=PLAIN | {"position": (*TABLE, "rope"), "rope_layout": "interleaved", "rope_theta": 1e4},
     author={"norm_eps": 1e-6, "final_norm_eps": 1e-6, "position": "rope"},
     entries=(
         *stem(),
@@ -83,4 +83,6 @@ DIALECT = Dialect(
         r"^rope\.periods$": "periods: it stores the waves themselves",
     },
     equal=(("a", "d"),),
+    # Without its own names the keys are those of timm's Eva.
+    under="timm-eva",
 )
