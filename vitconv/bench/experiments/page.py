@@ -214,7 +214,7 @@ def _report_table(found: list[Result]) -> str:
 
 
 def _seen_table(found: list[Result]) -> str:
-    """Return, by check, how often it spoke ahead of runs that collapsed, of those that did not, and of healthy twins."""
+    """Return, by check, how often it spoke ahead of runs that collapsed, of raw ones that did not, of twins."""
     names = sorted({n for r in found for n, level in r.checks["levels"].items() if level in ("warn", "error")})
     groups = {
         "collapsed": [r for r in found if r.collapsed],
