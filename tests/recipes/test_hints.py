@@ -94,3 +94,13 @@ def test_classes_without_a_classifier_are_said(tmp_path: Path) -> None:
 def test_d05_keeping_the_grid_needs_none(tmp_path: Path) -> None:
     answer = convert(rand_t(), tmp_path, "timm", "--edit", "resize-patch:patch=8x8,keep=grid")
     assert answer.code == 0, answer.text
+
+
+@pytest.mark.parametrize("to", ["timm", "hf-vit", "torchvision", "dino"])
+def test_a_scale_of_attention_that_no_layout_has_is_refused(to: str, tmp_path: Path) -> None:
+    told = ("--set", "heads=4", "--set", "activation=gelu")
+    state = rand_t(head=False)
+    answer = convert(state, tmp_path, to, *told, "--set", "attention_scale=0.25")
+    assert answer.code == 3, answer.text
+    assert "attention scale: 0.25 here" in answer.err
+    assert convert(state, tmp_path / "b", to, *told, "--set", f"attention_scale={8**-0.5}").code == 0

@@ -99,6 +99,9 @@ def plan(
     # Under its own keys a network stays what it is, known or not.
     _need_facts(target, said, facts, unseen=source.dialect.name != target.name)
     sizes = _sizes(target, said, network, given)
+    # muP starts a network under canonical names, for code that is told its scale.
+    if source.dialect.implies:
+        _check_scale(target, network.facts.heads, network.facts.attention_scale, sizes)
     filled = _filled(network, said, sizes)
     views = Views(sizes)
     targets = [_target(b, filled, sizes, views) for b in said.bound]
@@ -196,6 +199,19 @@ def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any], *, un
         raise Refused(
             f"{target.title} computes {name.replace('_', ' ')} {' or '.join(values)}, and nothing says whether this"
             f" network does; say so with {how}"
+        )
+
+
+def _check_scale(target: Dialect, heads: int | None, scale: float | None, sizes: Mapping[str, int]) -> None:
+    """Refuse a scale of the scores that is not one over the root of the head width: no layout here has another."""
+    a = sizes.get("a")
+    if not (heads and scale and a and target.implies):
+        return
+    usual = (a / heads) ** -0.5
+    if abs(scale - usual) > 1e-6 * usual:
+        raise Refused(
+            f"{target.name} cannot compute this function:\n  attention scale: {scale:g} here, but {target.title} scales"
+            f" by 1/sqrt({a // heads})"
         )
 
 
