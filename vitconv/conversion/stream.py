@@ -159,25 +159,31 @@ BLOCK = 64
 def _move(out: Any, source: Any, p: Piece) -> None:
     """Copy one piece; a transpose goes block by block, which keeps both sides in cache."""
     into, whence = _views(out, source, p)
-    turned = [j for j, (_, s, _) in enumerate(p.dims) if s == 1]
-    if len(p.dims) < 2 or p.run > 1 or not turned or p.numel < BLOCK * BLOCK:
-        into[...] = whence
-        return
-    a, b = turned[0], len(p.dims) - 1
-    for i in range(0, into.shape[a], BLOCK):
-        for j in range(0, into.shape[b], BLOCK):
-            at = tuple(
-                slice(i, i + BLOCK) if k == a else slice(j, j + BLOCK) if k == b else slice(None)
-                for k in range(len(p.dims))
-            )
-            into[at] = whence[at]
+    for at in _blocks(p):
+        into[at] = whence[at]
 
 
 def _same(out: Any, source: Any, p: Piece) -> bool:
+    """Compare one piece with where it came from, in the same blocks."""
     import numpy as np
 
     into, whence = _views(out, source, p)
-    return bool(np.array_equal(into, whence))
+    return all(np.array_equal(into[at], whence[at]) for at in _blocks(p))
+
+
+def _blocks(p: Piece) -> Iterator[tuple[slice, ...]]:
+    """Give the whole of a piece, or of a transpose squares of its two turned axes."""
+    whole = (slice(None),) * len(p.dims)
+    turned = [j for j, (_, s, _) in enumerate(p.dims) if s == 1]
+    if len(p.dims) < 2 or p.run > 1 or not turned or p.numel < BLOCK * BLOCK:
+        yield whole
+        return
+    a, b = turned[0], len(p.dims) - 1
+    for i in range(0, p.dims[a][0], BLOCK):
+        for j in range(0, p.dims[b][0], BLOCK):
+            at = list(whole)
+            at[a], at[b] = slice(i, i + BLOCK), slice(j, j + BLOCK)
+            yield tuple(at)
 
 
 def constant_bytes(const: Const, shape: tuple[int, ...], dtype: str = "") -> bytes:
