@@ -32,7 +32,8 @@ def network(manifest: Callable[[str], dict[str, tuple[int, ...]]]) -> Callable[[
 
     def read(name: str) -> tuple[Match, Network]:
         shapes = manifest(name)
-        match = detect(shapes, load_all(DIALECTS, plugins=False).values())
+        told = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")).get("axes")
+        match = detect(shapes, load_all(DIALECTS, plugins=False).values(), given=told)
         return match, decode(match, dict.fromkeys(shapes, "F32"), Semantics())
 
     return read

@@ -34,7 +34,9 @@ def write(network: Reader, name: str, to: str, **wanted: str) -> Encoding:
 def test_a_network_is_written_back_under_the_same_keys(network: Reader, name: str) -> None:
     m, net = network(name)
     said = encode(m.dialect, net.shapes, net.depth, facts_of(net), m.variant.names)
-    assert (said.residue, dict(said.missing), dict(said.fills)) == ((), {}, {})
+    # What has no rows is no part of a network; where the layout keeps it, it is made up again.
+    empty = {"embed.reg": 0.0} if m.sizes.get("r") == 0 else {}
+    assert (said.residue, dict(said.missing), dict(said.fills)) == ((), {}, empty)
     kept = {b.key for b in said.bound}
     assert {b.key for b in m.bound} | set(m.copies) <= kept | set(said.copies)
     if m.dialect.name != "xformers-fused":

@@ -239,18 +239,15 @@ def _unmet(v: Variant, said: Encoding) -> str:
 
 
 def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[str, Any]) -> str:
-    lines: list[str] = []
-    some: list[str] = []
-    for name in dict.fromkeys(n for v in candidates for n in contradictions(v, facts)):
-        can = dict.fromkeys(x for v in candidates for x in sorted(map(str, _values(v.implies.get(name)))))
+    """Name the facts that keep the nearest variants from saying the network, and what these compute instead."""
+    found = [contradictions(v, facts) for v in candidates]
+    fewest = min(map(len, found))
+    near = [c for c in found if len(c) == fewest]
+    lines = []
+    for name in dict.fromkeys(n for c in near for n in c):
+        can = dict.fromkeys(x for c in near if name in c for x in sorted(map(str, _values(c[name][1]))))
         here = " or ".join(sorted(map(str, _values(facts[name]))))
-        if here in can:
-            # Some variant computes it, and is out for another reason.
-            some.append(name)
-            continue
         lines.append(f"{name.replace('_', ' ')}: {here} here, but {dialect.title} computes {' or '.join(can)}")
-    if not lines:
-        lines = [f"no variant of {dialect.title} computes all of {', '.join(f'{n}={facts[n]}' for n in some)}"]
     return f"{dialect.name} cannot compute this function:\n  " + "\n  ".join(lines)
 
 
