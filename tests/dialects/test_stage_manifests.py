@@ -1,4 +1,4 @@
-"""Every manifest of a stage-wise network, made by the real code, is explained without remainder, by its dialect alone."""
+"""Every manifest of a stage-wise network, made by the real code, is explained whole, and by its dialect alone."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_a_wrong_shape_and_a_renamed_key_are_named(name: str) -> None:
     with pytest.raises(NotRecognised, match=f"closest: {dialect}"):
         detect(shapes | {key: (shapes[key][0], shapes[key][1] + 1)}, ALL.values())
     near = {(k.replace("weight", "wieght") if k == key else k): s for k, s in shapes.items()}
-    with pytest.raises(NotRecognised, match="unknown here: .*wieght"):
+    with pytest.raises(NotRecognised, match=r"unknown here: .*wieght"):
         detect(near, ALL.values())
 
 
 def test_a_wild_block_number_is_unknown() -> None:
     _, shapes = read("timm-swin")
-    with pytest.raises(NotRecognised, match="unknown here|missing"):
+    with pytest.raises(NotRecognised, match=r"unknown here|missing"):
         detect(shapes | {"layers.0.blocks.99999.norm1.weight": (8,)}, ALL.values())
