@@ -8,7 +8,6 @@ from vitconv.registry import DIALECTS, load_all
 
 # What stands in an entrypoint's state dict that no plain layout has, and the reason told for it.
 REASONS = {
-    "attn_pool.": "attention-pooling head",
     "patch_embed.norm.": "patch embedding with a norm",
     ".attns.": "ParallelThingsBlock",
     ".in_proj.": "ParallelScalingBlock",

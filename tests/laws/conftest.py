@@ -108,6 +108,9 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
     With `like`, those optional tensors are there that the other variant needs, and few that it has no place for.
     """
     favour, must = (templates(like), templates(like, needed=True)) if like else (set(), set())
+    # What is one group there is drawn as one, though it be many tensors here.
+    together = {p: x.group for x in (like.items if like else ()) if x.group for p in x.parts}
+    drawn: dict[str, bool] = {}
     dtype = dtype or random.choice(sorted(WIDTHS))
     rng = np.random.default_rng(random.getrandbits(64))
     depth = random.randint(1, 4)
@@ -127,7 +130,9 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
             barred = any(_provides(x, without) for x in peers)
             likely = 0.5 if like is None or any(_provides(x, favour) for x in peers) else 0.02
             needed = any(_provides(x, must) for x in peers)
-            on[key] = forced or (not barred and (needed or random.random() < likely))
+            group = next((together[p] for x in peers for p in x.parts if p in together), "")
+            luck = random.random() < likely
+            on[key] = forced or (not barred and (needed or (drawn.setdefault(group, luck) if group else luck)))
         if on[key]:
             present.append(item)
     return _filled(variant, present, env, depth, rng, dtype, optional_consts=random.random() < 0.5)

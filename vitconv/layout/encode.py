@@ -84,7 +84,7 @@ def contradictions(variant: Variant, facts: Mapping[str, Any]) -> dict[str, tupl
     out = {}
     for name, implied in variant.implies.items():
         here = _values(facts.get(name))
-        if here == _BY_TENSORS.get(name):
+        if here == _BY_TENSORS.get(name) and _values(implied) != _UNSEEN.get(name):
             continue
         if here and not here & _values(implied):
             out[name] = (facts[name], implied)
