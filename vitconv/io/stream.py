@@ -15,11 +15,11 @@ from vitconv.io.segment import Segment
 Progress = Callable[[int, int], None]
 
 # How much is read before it is handed to the thread that writes.
-PIECE = 512 << 10
+PIECE = 2 << 20
 # How much one call writes. ext4 wants as large a piece of memory for its cache: at 256 KiB and more, finding one often
 # stalls for longer than the whole copy takes; smaller ones cost system calls.
 WRITE = 64 << 10
-BUFFERS = 4
+BUFFERS = 3
 # Below this a second thread does not pay.
 SMALL = 8 << 20
 THREAD = "vitconv-writer"
