@@ -36,6 +36,8 @@ DIALECT = first(
                         *rule("blocks.{i}.gamma_1: d", "blocks.{i}.ls1: d"),
                         *rule("blocks.{i}.gamma_2: d", "blocks.{i}.ls2: d"),
                     ),
+                    # Every published one has them; without, the keys are those of an Eva.
+                    needs=("blocks.{i}.attn.q.bias",),
                     without=_DIST,
                 ),
             ),
