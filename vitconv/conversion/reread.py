@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitconv.errors import LayoutError
 from vitconv.io.compare import Pair, first_difference
-from vitconv.io.segment import Segment
+from vitconv.io.segment import Segment, read_at
 from vitconv.io.sink import Out
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
@@ -57,10 +57,15 @@ def compare(written: Checkpoint, outs: Iterable[Out]) -> None:
             if isinstance(chunk, Segment) and held is not None and at + size <= held.nbytes:
                 places.append((o.key, at))
                 pairs.append((chunk, Segment(held.fd, held.offset + at, size)))
-            elif not isinstance(chunk, Segment):
-                _compare_values(written, t, at, memoryview(chunk).cast("B"))
-            else:
+            elif at + size > t.nbytes:
                 raise LayoutError(f"{written.path}: {o.key} has {t.nbytes} bytes, planned were more")
+            elif isinstance(chunk, Segment):
+                # Written in pieces, as a distributed checkpoint is.
+                for start in range(0, size, WINDOW):
+                    part = read_at(chunk.fd, chunk.offset + start, min(WINDOW, size - start))
+                    _compare_values(written, t, at + start, memoryview(part))
+            else:
+                _compare_values(written, t, at, memoryview(chunk).cast("B"))
             at += size
         if at != t.nbytes:
             raise LayoutError(f"{written.path}: {o.key} has {t.nbytes} bytes, planned were {at}")

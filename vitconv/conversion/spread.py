@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.place import where
 from vitconv.conversion.prove import check_equal, check_sums, derived_lines
+from vitconv.conversion.reread import compare
 from vitconv.conversion.stream import Sources, outputs
-from vitconv.errors import LayoutError, Refused, UsageError
+from vitconv.errors import Refused, UsageError
 from vitconv.io.atomic import check_space, explain, replacing, sync_folder
 from vitconv.io.leftovers import sweep_line, temporary_name
-from vitconv.io.segment import Segment, read_at
 from vitconv.io.sink import INDEX, Out, file_order, index_text, shard_name, share_out, write_file
 from vitconv.io.source import open_checkpoint
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SHARD = 5_000_000_000
-_WINDOW = 1 << 20
 _HELD = ("*.safetensors", "*.index.json", "pytorch_model*.bin", "*.distcp", ".metadata")
 
 
@@ -207,27 +206,7 @@ def _shards(
 def _reread(staging: Path, mine: list[Out]) -> None:
     """Open what was written, and compare every byte of this process's tensors with the source."""
     with open_checkpoint(staging) as written:
-        found = {t.key: t for t in written.tensors}
-        for out in mine:
-            stored = found.get(out.key)
-            if stored is None or (stored.dtype, stored.shape) != (out.dtype, out.shape):
-                raise LayoutError(f"{out.key} was not written as planned")
-            at = 0
-            for piece in _windows(out):
-                if written.read_range(stored, at, at + len(piece)) != piece:
-                    raise LayoutError(f"{out.key} differs from the plan after byte {at}")
-                at += len(piece)
-            if at != stored.nbytes:
-                raise LayoutError(f"{out.key} has {stored.nbytes} bytes, planned were {at}")
-
-
-def _windows(out: Out) -> Iterator[bytes]:
-    for chunk in out.chunks():
-        if isinstance(chunk, Segment):
-            for at in range(0, chunk.nbytes, _WINDOW):
-                yield read_at(chunk.fd, chunk.offset + at, min(_WINDOW, chunk.nbytes - at))
-        else:
-            yield bytes(memoryview(chunk).cast("B"))
+        compare(written, mine)
 
 
 def _placed(staging: Path, folder: Path) -> None:
