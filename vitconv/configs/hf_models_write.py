@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vitconv.configs import preprocessor
 from vitconv.configs.activations import TO_HF
 from vitconv.configs.hf_models import KINDS, hidden
-from vitconv.configs.hf_write import _DTYPES as DTYPES
+from vitconv.configs.hf_write import finished, label_maps
 from vitconv.configs.request import Draft, Request, Written
 
 # {dialect, without the suffix of the epoch: (model type, class with a head, class without)}
@@ -57,19 +56,8 @@ def write(request: Request) -> Written:
     else:
         config["image_size"] = image[0] if image[0] == image[1] else list(image)
     if headed.endswith("Classification") and request.has("head.weight"):
-        labels = request.extra.get("labels") or ()
-        names = labels if len(labels) == sizes["o"] else [f"LABEL_{j}" for j in range(sizes["o"])]
-        config["id2label"] = {str(j): name for j, name in enumerate(names)}
-        config["label2id"] = {name: j for j, name in enumerate(names)}
-    if request.extra.get("dtype") in DTYPES:
-        config["torch_dtype"] = DTYPES[request.extra["dtype"]]
-    files: dict[str, Any] = {"config.json": config}
-    images = preprocessor.written(request, image)
-    if images is None:
-        draft.notes.append("preprocessor_config.json is left out: image mean and std are unknown (--set mean= std=)")
-    else:
-        files["preprocessor_config.json"] = images
-    return draft.close(files)
+        config |= label_maps(request, sizes["o"])
+    return finished(draft, request, config, image)
 
 
 def _check(draft: Draft, title: str) -> None:

@@ -47,10 +47,22 @@ def write(request: Request) -> Written:
     if request.has("pool.dense.weight"):
         config |= {"pooler_output_size": sizes.get("d2", d), "pooler_act": "tanh"}
     if "Classification" in architecture:
-        labels = request.extra.get("labels") or ()
-        names = labels if len(labels) == sizes["o"] else [f"LABEL_{j}" for j in range(sizes["o"])]
-        config["id2label"] = {str(j): name for j, name in enumerate(names)}
-        config["label2id"] = {name: j for j, name in enumerate(names)}
+        config |= label_maps(request, sizes["o"])
+    return finished(draft, request, config, image)
+
+
+def label_maps(request: Request, classes: int) -> dict[str, Any]:
+    """Return the names of the classes both ways, made up where the source has none or another number of them."""
+    labels = request.extra.get("labels") or ()
+    names = labels if len(labels) == classes else [f"LABEL_{j}" for j in range(classes)]
+    return {
+        "id2label": {str(j): name for j, name in enumerate(names)},
+        "label2id": {name: j for j, name in enumerate(names)},
+    }
+
+
+def finished(draft: Draft, request: Request, config: dict[str, Any], image: Any) -> Written:
+    """Add the dtype, and the preprocessor's file where the statistics of images are known."""
     if request.extra.get("dtype") in _DTYPES:
         # The older of its two names: 4.x knows no other, and 5.x takes both.
         config["torch_dtype"] = _DTYPES[request.extra["dtype"]]
