@@ -61,11 +61,12 @@ def anchor_table() -> str:
     """Return the keys by which the dialects of the folder are told apart before any of them is read, as JSON."""
     import json
 
-    from vitconv.layout.anchor import anchors, general
+    from vitconv.layout.anchor import anchors, general, marks
     from vitconv.registry import DIALECTS, load_all
 
     every = load_all(DIALECTS, plugins=False).values()
-    return json.dumps({"anchors": anchors(every), "general": general(every)}, indent=1, sort_keys=True) + "\n"
+    told = {"anchors": anchors(every), "general": general(every), "marks": marks(every)}
+    return json.dumps(told, indent=1, sort_keys=True) + "\n"
 
 
 def remade(text: str, start: str, table: str) -> str:

@@ -48,9 +48,11 @@ class Candidates:
 
         return list(load_all(DIALECTS, only={*names} - {*special}).values()), apart
 
-    def under(self, name: str) -> list[Dialect]:
-        """Return the special cases of a dialect of our own, unless one was told."""
-        return [] if self.name else [load(DIALECTS, n) for n, g in _told("general").items() if g == name]
+    def marked(self, general: str, keys: Collection[str]) -> str | None:
+        """Return the special case of a dialect whose marks are all among the keys of a file, unless one was told."""
+        marks, under = _told("marks"), _told("general")
+        special = (n for n in marks if under.get(n) == general and all(m in keys for m in marks[n]))
+        return None if self.name else next(special, None)
 
     def named(self, name: str | None) -> Dialect | None:
         """Return the candidate of this name, or None."""

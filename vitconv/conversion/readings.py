@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vitconv.io.contents import some
 from vitconv.io.envelope import Branch, Step
-from vitconv.layout.dialect import Dialect
 
 # DINOv2's training keeps blocks in chunks for FSDP; the second number is that of the block in the whole network.
 _CHUNK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
@@ -85,8 +84,3 @@ def slashed(branch: Branch) -> Iterator[Branch]:
             note="; ".join(x for x in (branch.note, note) if x),
             left=(*branch.left, *left),
         )
-
-
-def marked(special: Iterable[Dialect], keys: Collection[str]) -> Dialect | None:
-    """Return the special case whose marks are all among the keys of a file, or None."""
-    return next((d for d in special if d.marks and all(m in keys for m in d.marks)), None)

@@ -14,7 +14,7 @@ from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
-from vitconv.conversion.readings import marked, slashed, text_keys, unchunked, without_text_tower
+from vitconv.conversion.readings import slashed, text_keys, unchunked, without_text_tower
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
@@ -119,9 +119,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         note = f"not used, since it describes another network ({'; '.join(foreign)})"
         known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
-    whose = marked(dialects.under(match.dialect.name), chosen.tensors)
+    whose = dialects.marked(match.dialect.name, chosen.tensors)
     if whose:
-        branch, match = _settled(checkpoint, branch, Candidates(whose.name), choices, wishes, known)
+        branch, match = _settled(checkpoint, branch, Candidates(whose), choices, wishes, known)
     _check_told(wishes, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}

@@ -28,6 +28,11 @@ def general(dialects: Iterable[Dialect]) -> dict[str, str]:
     return {d.name: d.under for d in dialects if d.under}
 
 
+def marks(dialects: Iterable[Dialect]) -> dict[str, tuple[str, ...]]:
+    """Return {dialect: keys beside the network that say that a file of its general dialect is one of it}."""
+    return {d.name: d.marks for d in dialects if d.marks}
+
+
 def _hitting(sets: set[frozenset[str]], known_to: Counter[str]) -> tuple[str, ...]:
     found: list[str] = []
     while sets:
