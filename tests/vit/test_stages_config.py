@@ -52,7 +52,7 @@ def test_the_image_that_all_windows_fit_in(shapes: Shapes, side: int) -> None:
 def test_heads_and_windows_are_read_off_the_tensors() -> None:
     config = StagesConfig(network(table(7, heads=2), focus(4, 16)), Semantics())
     assert [config.heads(s, 0) for s in (0, 1)] == [2, 4]
-    assert [config.window(s, 0) for s in (0, 1)] == [7, 4]
+    assert [config.window(s, 0) for s in (0, 1)] == [(7, 7), (4, 4)]
     assert [config.focused(s, 0) for s in (0, 1)] == [False, True]
 
 
@@ -78,3 +78,26 @@ def test_pvt_asks_for_its_heads() -> None:
 def test_tensors_of_another_family_are_named() -> None:
     with pytest.raises(Refused, match=r"not tensors of a stage-wise network: blocks\.0\.ls1"):
         config_of_stages({**network(table(7)), "blocks.0.ls1": (8,)}, Semantics(**KNOWN))
+
+
+@pytest.mark.parametrize(
+    ("table_rows", "facts", "window"),
+    [
+        (7 * 13, {"window": (4,), "window_width": (7,)}, (4, 7)),
+        (7 * 13, {"window": (4,)}, (4, 7)),
+        (7 * 13, {"window_width": (4,)}, (7, 4)),
+        (7 * 13, {"image_size": (16, 32)}, (4, 7)),
+        (49, {"image_size": (16, 32)}, (4, 4)),
+        (81, {"window": (2,), "window_width": (14,)}, (2, 14)),
+        (81, {"window": (5,)}, (5, 5)),
+    ],
+    ids=["both", "height", "width", "fits-the-map", "square", "square-rows-no-square", "side"],
+)
+def test_a_window_that_is_no_square(table_rows: int, facts: dict[str, object], window: tuple[int, int]) -> None:
+    config = StagesConfig(network({"table": (table_rows, 2)}), Semantics(**facts))  # type: ignore[arg-type]
+    assert config.window(0, 0) == window
+
+
+def test_a_table_of_no_square_window_asks_for_its_sides() -> None:
+    with pytest.raises(Refused, match=r"a table of 91 offsets .*of 1x46, 4x7, 7x4, 46x1.*--set window_width=WIDTH"):
+        StagesConfig(network({"table": (91, 2)}), Semantics()).window(0, 0)

@@ -89,6 +89,8 @@ def write(request: Request) -> Written:
     depths = [_depth(request, s) for s in range(stages)]
     if windows is not None and len(set(windows)) > 1:
         draft.refuse(f"window={','.join(map(str, windows))}: {title} has one window for all stages")
+    if facts.window_width not in (None, windows):
+        draft.refuse(f"window_width={','.join(map(str, facts.window_width or ()))}: {title} has square windows")
     wide = [sizes[f"d_{s}"] for s in range(stages)]
     if wide != [wide[0] * 2**s for s in range(stages)]:
         draft.refuse(f"widths of {', '.join(map(str, wide))}: {title} doubles them from stage to stage")

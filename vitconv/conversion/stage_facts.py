@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from math import isqrt
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from vitconv.errors import Refused
 from vitconv.io.envelope import Branch
@@ -11,6 +11,7 @@ from vitconv.io.source import Checkpoint
 from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics
+from vitconv.layout.windows import Window, of_offsets, of_places, square, told_windows, uneven
 
 
 def proven_by_stages(
@@ -22,18 +23,21 @@ def proven_by_stages(
         Refused: something else was told.
     """
     depths = depths_of([name for b in match.bound for name in b.parts])
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Any] = {}
     heads = tuple(_heads(match, s) for s in range(len(depths)))
     if all(heads):
         found["stage_heads"] = heads
-    windows = _windows(match, depths)
+    held = Held(match, checkpoint, branch)
+    windows = _windows(held, depths, facts)
     if windows:
-        found["window"] = windows
-    pretrained = _pretrained(match, depths, checkpoint, branch)
+        found["window"] = tuple(w[0] for w in windows)
+        if facts.window_width is not None or any(w[0] != w[1] for w in windows):
+            found["window_width"] = tuple(w[1] for w in windows)
+    pretrained = _pretrained(held, depths)
     if pretrained is not None:
         found["pretrained_window"] = pretrained
     notes = []
-    size = _image_size(match, windows)
+    size = _image_size(held)
     if size is not None and facts.image_size not in (None, size):
         # Masks follow from the size of the images and are made anew.
         notes.append(f"masks of shifted windows for images of {_by(size)} are compared and left, not carried")
@@ -46,26 +50,79 @@ def proven_by_stages(
     new = {name: value for name, value in found.items() if getattr(facts, name) is None}
     notes += [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
     facts = facts.filled(new)
-    return facts, [*notes, *_clipped(match, facts)]
+    facts, uneven_ = _uneven(match, facts)
+    return facts, [*notes, *_clipped(match, facts), *uneven_]
+
+
+class Held(NamedTuple):
+    """A recognised file: what its tensors are, and where they are read from."""
+
+    match: Match
+    checkpoint: Checkpoint
+    branch: Branch
+
+    def buffers(self, kind: str) -> list[str]:
+        """Return the keys of the buffers of one kind, in the order of the blocks."""
+        return [key for key, c in self.match.consts.items() if str(c.value).startswith(kind)]
+
+    def read(self, key: str) -> Any:
+        """Return a buffer as an array of floats."""
+        from vitconv.layout.arith import to_float
+
+        t = self.branch.tensors[key]
+        raw = self.checkpoint.read(t)
+        if t.dtype in ("I64", "I32", "U8"):
+            import numpy as np
+
+            kinds = {"I64": "<i8", "I32": "<i4", "U8": "u1"}
+            return np.frombuffer(raw, kinds[t.dtype]).reshape(t.shape).astype(np.float64)
+        return to_float(raw, t.dtype, t.shape)
+
+
+def _stages(match: Match, facts: Semantics) -> list[tuple[int, Window, tuple[int, int]]]:
+    """Return (stage, window, map) of every stage of which both are known."""
+    depths = depths_of([name for b in match.bound for name in b.parts])
+    told = told_windows(facts.known(), len(depths))
+    grids = _grids(match, facts, len(depths))
+    return [(s, w, grids[s]) for s, t in enumerate(told) if s in grids and (w := square(t)) is not None]
+
+
+def _grids(match: Match, facts: Semantics, stages: int) -> dict[int, tuple[int, int]]:
+    sizes = match.sizes
+    if not facts.image_size or "p" not in sizes:
+        return {}
+    rows, columns = (-(-n // sizes.get(a, sizes["p"])) for n, a in zip(facts.image_size, "pq", strict=True))
+    return {s: (-(-rows // 2**s), -(-columns // 2**s)) for s in range(stages)}
 
 
 def _clipped(match: Match, facts: Semantics) -> list[str]:
     """Return a note on stages whose windows are larger than their feature map."""
-    sizes, windows = match.sizes, facts.window
-    if not facts.image_size or not windows or "p" not in sizes:
-        return []
-    stages = depths_of([name for b in match.bound for name in b.parts])
-    rows, columns = (n // sizes.get(a, sizes["p"]) for n, a in zip(facts.image_size, "pq", strict=True))
-    out = []
-    for s in range(len(stages)):
-        w = windows[s] if len(windows) > 1 else windows[0]
-        grid = (-(-rows // 2**s), -(-columns // 2**s))
-        if w > min(grid):
-            out.append(
-                f"stage {s}: window clipped, its side of {w} is more than the map of {_by(grid)}: torchvision pads the"
-                " map, Microsoft's code and timm make the window smaller, which is another table: not one function"
-            )
-    return out
+    return [
+        f"stage {s}: window clipped, its side of {max(w)} is more than the map of {_by(grid)}: torchvision pads the"
+        " map, Microsoft's code and timm make the window smaller, which is another table: not one function"
+        for s, w, grid in _stages(match, facts)
+        if w[0] > grid[0] or w[1] > grid[1]
+    ]
+
+
+# Libraries that shift windows along each side by itself; the others along both, or along neither.
+_EACH = ("timm", "torchvision")
+
+
+def _uneven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
+    """Say how the code of this layout shifts, where one window covers just one side of a map and it matters."""
+    found = [(s, w, grid) for s, w, grid in _stages(match, facts) if uneven(w, 1, grid)]
+    if not found or match.dialect.family != "stages":
+        return facts, []
+    rule = "each" if match.dialect.library in _EACH else "both"
+    facts = facts.filled({"window_shift": rule})
+    words = {"both": "along both sides or neither", "each": "along each side that has several"}
+    return facts, [
+        f"stage {s}: windows of {_by(w)} cover one side of the map of {_by(grid)}; they are shifted"
+        f" {words[facts.window_shift or rule]} (window_shift={facts.window_shift}); Microsoft's code and transformers"
+        " shift along both or neither, timm and torchvision along each"
+        for s, w, grid in found
+    ]
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -84,56 +141,68 @@ def _heads(match: Match, s: int) -> int:
     return width // head if head and width % head == 0 else 0
 
 
-def _windows(match: Match, depths: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the window of every stage: from tables of offsets, of places, or from indices into the first."""
-    sizes = match.sizes
-    if any(".merge." in name for b in match.bound for name in b.parts) or len(depths) == 1:
-        proven = []
-        for s, depth in enumerate(depths):
-            places = [isqrt(n) for i in range(depth) if (n := sizes.get(f"u_{s}_{i}"))]
-            table = [(isqrt(sizes[f"t_{s}"]) + 1) // 2] if f"t_{s}" in sizes else []
-            proven.append({*places, *table})
-        if all(len(sides) == 1 for sides in proven):
-            return tuple(sides.pop() for sides in proven)
-    indices = [c for c in match.consts.values() if str(c.value).startswith("relative-index")]
-    if len(indices) != sum(depths):
+def _windows(held: Held, depths: tuple[int, ...], facts: Semantics) -> tuple[Window, ...]:
+    """Return the window of every stage: from indices into its table, tables of offsets, or tables of places."""
+    sizes, told = held.match.sizes, told_windows(facts.known(), len(depths))
+    grids = _grids(held.match, facts, len(depths))
+    stages = _indexed(held, depths)
+    if stages is not None:
+        return stages
+    merged = any(".merge." in name for b in held.match.bound for name in b.parts)
+    if not merged and len(depths) > 1:
         return ()
-    sides = []
-    for c in indices:
-        n = int(c.axes[0].atoms[0])
-        sides.append(isqrt(isqrt(n)) if str(c.value).endswith("flat") else isqrt(n))
+    proven: list[set[Window | None]] = []
+    for s, depth in enumerate(depths):
+        found = {of_places(n, told[s], grids.get(s)) for i in range(depth) if (n := sizes.get(f"u_{s}_{i}"))}
+        if f"t_{s}" in sizes:
+            found.add(of_offsets(sizes[f"t_{s}"], told[s], grids.get(s)))
+        proven.append(found)
+    if not all(len(found) == 1 and None not in found for found in proven):
+        return ()
+    return tuple(w for found in proven for w in found if w is not None)
+
+
+def _indexed(held: Held, depths: tuple[int, ...]) -> tuple[Window, ...] | None:
+    """Return the windows that the indices of every block are made for, None when a block has none."""
+    keys = held.buffers("relative-index")
+    if len(keys) != sum(depths):
+        return None
     at = [sum(depths[:s]) for s in range(len(depths))]
-    stages = [set(sides[a : a + d]) for a, d in zip(at, depths, strict=True)]
-    return tuple(s.pop() for s in stages) if all(len(s) == 1 for s in stages) else ()
+    shapes = [[held.branch.tensors[k].shape for k in keys[a : a + d]] for a, d in zip(at, depths, strict=True)]
+    if any(len(set(row)) > 1 for row in shapes):
+        return None
+    from vitconv.layout.buffers import window_of
+
+    found = [window_of(held.read(keys[a])) for a in at]
+    return None if None in found else tuple(w for w in found if w is not None)
 
 
-def _pretrained(
-    match: Match, depths: tuple[int, ...], checkpoint: Checkpoint, branch: Branch
-) -> tuple[int, ...] | None:
-    tables = [key for key, c in match.consts.items() if c.value == "coords"]
+def _pretrained(held: Held, depths: tuple[int, ...]) -> tuple[int, ...] | None:
+    tables = held.buffers("coords")
     if len(tables) != sum(depths):
         return None
-    from vitconv.layout.arith import to_float
     from vitconv.layout.buffers import CLOSE, pretrained_window
 
     out: list[Any] = []
     for s in range(len(depths)):
-        t = branch.tensors[tables[sum(depths[:s])]]
-        slack = {"F16": 1e-3, "BF16": 1e-2}.get(t.dtype, CLOSE)
-        side = pretrained_window(to_float(checkpoint.read(t), t.dtype, t.shape), slack)
+        key = tables[sum(depths[:s])]
+        slack = {"F16": 1e-3, "BF16": 1e-2}.get(held.branch.tensors[key].dtype, CLOSE)
         # Of its own window: the same table as without pre-training at another.
-        out.append(side)
+        out.append(pretrained_window(held.read(key), slack))
     return None if None in out else tuple(out)
 
 
-def _image_size(match: Match, windows: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the side of the images that the first mask of shifted windows is made for, if these are square."""
-    sizes = match.sizes
-    masks = [c for c in match.consts.values() if str(c.value).startswith("shift-mask")]
-    if not masks or not windows or "p" not in sizes or f"d_{0}" not in sizes:
+def _image_size(held: Held) -> tuple[int, int] | None:
+    """Return the size of the images that the first mask of shifted windows is made for."""
+    masks, sizes = held.buffers("shift-mask"), held.match.sizes
+    if not masks or "p" not in sizes:
         return None
-    count, places = (int(a.atoms[0]) for a in masks[0].axes[:2])
-    if isqrt(count) ** 2 != count or isqrt(places) != windows[0]:
+    from vitconv.layout.buffers import mask_of
+
+    found = mask_of(held.read(masks[0]), 1e-2)
+    if found is None:
         return None
-    side = isqrt(count) * windows[0]
-    return side * sizes["p"], side * sizes.get("q", sizes["p"])
+    # A stage of one block has no mask. The layouts that hold masks have the stage first in their keys, from zero.
+    stage = re.search(r"\d+", masks[0])
+    rows, columns = (n * 2 ** int(stage[0] if stage else 0) for n in found[1])
+    return rows * sizes["p"], columns * sizes.get("q", sizes["p"])

@@ -96,7 +96,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     if _swin(module):
         v2 = hasattr(net.layers[0].blocks[0].attn, "logit_scale")
         size = tuple(net.patch_embed.img_size) if net.patch_embed.img_size else None
-        kind = stages.Kind("timm", STAGES, ("timm-swinv2" if v2 else "timm-swin",), run, size, backend="sdpa or eager")
+        dialects = ("timm-swinv2" if v2 else "timm-swin",)
+        kind = stages.Kind("timm", STAGES, dialects, run, size, backend="sdpa or eager", shift="each")
         return stages.describe(module, spec, kind)
     places = locate(module, TABLE)
     blocks = [places[f"blocks.{i}"] for i in range(depth(places))]

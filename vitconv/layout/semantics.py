@@ -46,6 +46,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "focused-stable",
     ),
     "focused_eps_mode": ("sum", "mean"),
+    # Where one window covers one side of the map: whether it is shifted along the other side.
+    "window_shift": ("both", "each"),
 }
 FOCUSED = tuple(name for name in CHOICES["attention"] if name.startswith("focused-"))
 
@@ -57,7 +59,9 @@ class Semantics:
     Sizes that tensors do state (width, depth, patch, classes) are not here; head count is, since plain ViT tensors
     do not hold it. `grid` and `image_size` are (height, width) in patches and pixels; `mean` and `std` are per input
     channel in the 0..1 range; eps values are those added to the variance. `stage_heads`, `window` and
-    `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map.
+    `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
+    its height where `window_width` says another width. `window_shift` says what happens where one window covers just
+    one side of the map: windows are shifted along `both` sides or not at all, or along `each` side that has several.
     """
 
     heads: int | None = None
@@ -84,6 +88,8 @@ class Semantics:
     std: tuple[float, ...] | None = None
     stage_heads: tuple[int, ...] | None = None
     window: tuple[int, ...] | None = None
+    window_width: tuple[int, ...] | None = None
+    window_shift: str | None = None
     pretrained_window: tuple[int, ...] | None = None
     focusing_factor: float | None = None
     focused_eps: float | None = None
@@ -114,7 +120,7 @@ class Semantics:
         return json.dumps(self.known(), separators=(",", ":"), sort_keys=True)
 
 
-_PER_STAGE = ("stage_heads", "window", "pretrained_window")
+_PER_STAGE = ("stage_heads", "window", "window_width", "pretrained_window")
 
 
 def _equal(fact: str, a: Any, b: Any) -> bool:

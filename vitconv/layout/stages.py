@@ -15,7 +15,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
-from math import isqrt
 from typing import Any
 
 from vitconv.errors import LayoutError, Refused
@@ -23,6 +22,7 @@ from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Alias, Choice, Const, Entry, Part, Rule
 from vitconv.layout.shape import Axes, Axis
+from vitconv.layout.windows import Block, Window, maps_of, per_stage, shifts, windows_of
 from vitconv.record import dataclass
 
 PER_BLOCK = "blocks"
@@ -31,7 +31,6 @@ _SHARED = frozenset("cpqo*")
 # Sizes that blocks of one stage may differ in: tokens of a window, width of a branch, kernels.
 _OF_BLOCK = frozenset("ugxyvwrzjl")
 _MOST_STAGES = 16
-Block = tuple[int, int]
 # The stages that a rule speaks of, by its filter and the last stage: `body` is what something leads into.
 _STAGES: Mapping[str, Callable[[int], Container[int]]] = {
     "all": lambda last: range(last + 1),
@@ -49,7 +48,7 @@ class Net:
     Attributes:
         depths: blocks per stage.
         kinds: {(stage, block): name of the option of `blocks`}.
-        windows: {(stage, block): side of the window}, where known.
+        windows: {(stage, block): (height, width) of the window}, where known.
         maps: {stage: (rows, columns)} of the feature map, where known.
         pretrained: {stage: side of the window in pre-training, 0 for none}, where known.
         shapes: {key: shape} of the file that is read; None when writing.
@@ -57,7 +56,7 @@ class Net:
 
     depths: tuple[int, ...]
     kinds: Mapping[Block, str]
-    windows: Mapping[Block, int]
+    windows: Mapping[Block, Window]
     maps: Mapping[int, tuple[int, int]]
     pretrained: Mapping[int, int]
     shapes: Mapping[str, tuple[int, ...]] | None = None
@@ -95,46 +94,8 @@ def unrolled_for_network(dialect: Dialect, names: Mapping[str, tuple[int, ...]],
     )
 
 
-def windows_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> dict[Block, int]:
-    """Return {(stage, block): side of its square window}, from a table of relative positions, else from the facts."""
-    depths = depths_of(dict(names))
-    told = _per_stage(facts.get("window"), len(depths))
-    out = {}
-    for s, i in _blocks(depths):
-        at = f"stages.{s}.blocks.{i}.attn."
-        if f"{at}table" in names:
-            side = (isqrt(names[f"{at}table"][0]) + 1) // 2
-        elif f"{at}pos" in names:
-            side = isqrt(names[f"{at}pos"][0])
-        else:
-            side = told.get(s, 0)
-        if side:
-            out[s, i] = side
-    return out
-
-
-def maps_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    """Return {stage: (rows, columns)} of the feature maps of a known image size, halved from stage to stage."""
-    size, patch = facts.get("image_size"), names.get("embed.patch.weight")
-    if size is None or patch is None:
-        return {}
-    rows, columns = -(-size[0] // patch[2]), -(-size[1] // patch[3])
-    return {s: (-(-rows // 2**s), -(-columns // 2**s)) for s in range(len(depths_of(dict(names))))}
-
-
-def shifts(window: int, block: int, grid: tuple[int, int]) -> bool:
-    """Say whether the windows of a block are shifted: those of every second block, unless one window covers a side."""
-    return block % 2 == 1 and min(grid) > window
-
-
 def _pretrained(depths: tuple[int, ...], facts: Mapping[str, Any]) -> dict[int, int]:
-    return _per_stage(facts.get("pretrained_window"), len(depths))
-
-
-def _per_stage(values: Any, stages: int) -> dict[int, int]:
-    if values is None:
-        return {}
-    return dict(enumerate(values * stages if len(values) == 1 else values))
+    return per_stage(facts.get("pretrained_window"), len(depths))
 
 
 def _blocks(depths: tuple[int, ...]) -> Iterator[Block]:
@@ -280,9 +241,11 @@ def _const(e: Const, key: str, net: Net, s: int, i: int) -> Iterator[Const]:
     # An optional buffer is one that only older files hold.
     size = None if e.optional else _size(e, net, s, i)
     if size is not None:
-        value = f"{e.value}:{net.pretrained[s]}" if e.value == "coords" else e.value
+        high, wide = net.windows.get((s, i), (0, 0))
+        told = {"coords": f":{net.pretrained.get(s)}"}.get(str(e.value), f":{high}x{wide}" if high != wide else "")
         if e.value == "shift-mask":
-            value = f"shift-mask:{net.maps[s][0]}x{net.maps[s][1]}"
+            told = f":{net.maps[s][0]}x{net.maps[s][1]}{told}"
+        value = f"{e.value}{told}"
         yield Const(key, tuple(Axis((str(n),)) for n in size), value, e.dtype, optional=False)
 
 
@@ -291,9 +254,10 @@ def _size(e: Const, net: Net, s: int, i: int) -> tuple[int, ...] | None:
     w = net.windows.get((s, i))
     if e.value == "shift-mask":
         grid = net.maps.get(s)
-        if w is None or grid is None or not shifts(w, i, grid) or grid[0] % w or grid[1] % w:
+        if w is None or grid is None or not shifts(w, i, grid) or grid[0] % w[0] or grid[1] % w[1]:
             return None
-        return grid[0] * grid[1] // w**2, w**2, w**2
+        places = w[0] * w[1]
+        return grid[0] * grid[1] // places, places, places
     if w is None:
         raise Refused("the size of the windows is not known, and buffers depend on it; say it with --set window=7")
     if e.value == "coords":
@@ -302,8 +266,9 @@ def _size(e: Const, net: Net, s: int, i: int) -> tuple[int, ...] | None:
                 "the table of relative coordinates depends on the window of the pre-training, which is not in the"
                 " weights; say it with --set pretrained_window=0 (no other window), or one number per stage"
             )
-        return 1, 2 * w - 1, 2 * w - 1, 2
-    return (w**4,) if e.value == "relative-index-flat" else (w**2, w**2)
+        return 1, 2 * w[0] - 1, 2 * w[1] - 1, 2
+    places = w[0] * w[1]
+    return (places**2,) if e.value == "relative-index-flat" else (places, places)
 
 
 def stages_of(names: Container[str] | Mapping[str, Any]) -> bool:

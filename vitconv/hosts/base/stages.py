@@ -16,6 +16,7 @@ from vitconv.hosts.base.host import Built, Inputs, Spec
 from vitconv.hosts.base.survey import eps_of, survey
 from vitconv.hosts.base.tap import Tap
 from vitconv.layout.semantics import Semantics
+from vitconv.layout.windows import square, told_windows, uneven
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Names:
 
 @dataclass(frozen=True)
 class Kind:
-    """A host's network of stages: who it is, its names, the dialects of its state dict, and how it runs."""
+    """A host's network of stages: who it is, its names, the dialects of its state dict, and how it runs.
+
+    `shift` is the fact `window_shift` of this codebase.
+    """
 
     host: str
     names: Names
@@ -53,6 +57,7 @@ class Kind:
     image_size: tuple[int, int] | None = None
     pretrained: tuple[int, ...] | None = None
     backend: str = "eager"
+    shift: str | None = None
 
 
 def blocks_of(module: nn.Module, names: Names) -> dict[tuple[int, int], tuple[str, nn.Module]]:
@@ -90,7 +95,7 @@ def describe(module: nn.Module, spec: Spec, kind: Kind) -> Built:
         model=spec.model or type(module).__name__,
         module=module,
         dialects=kind.dialects,
-        facts=facts.replaced({"image_size": size}),
+        facts=facts.replaced({"image_size": size, "window_shift": _shift(facts, kind, size, patch)}),
         survey=survey(module, places, kind.backend),
         taps=_taps(modules, blocks, names),
         inputs=Inputs("images", (patch.in_channels, *size)),  # type: ignore[arg-type]
@@ -114,7 +119,7 @@ def _facts(
         "final_norm_eps": eps_of(places["norm"]) if "norm" in places else None,
     }
     heads = [common(getattr(a, "num_heads", getattr(a, "num_attention_heads", None)) for a in row) for row in attns]
-    windows = [common(_side(a) for a in row) for row in attns]
+    windows, widths = ([common(_side(a, axis) for a in row) for row in attns] for axis in (0, 1))
     known: dict[str, Any] = {
         "norm_placement": "res-post" if cosine else "pre",
         "norm_kind": "layernorm",
@@ -124,6 +129,7 @@ def _facts(
         "pooling": "avg",
         "stage_heads": tuple(heads) if all(heads) else None,
         "window": tuple(windows) if all(windows) else None,
+        "window_width": tuple(widths) if all(windows) and all(widths) and widths != windows else None,
         **{k: v for k, v in eps.items() if v is not None},
     }
     if cosine and all(windows):
@@ -140,10 +146,11 @@ def _holder(attn: nn.Module) -> nn.Module:
     return next((m for m in attn.modules() if any(hasattr(m, n) for n in named)), attn)
 
 
-def _side(attn: Any) -> int | None:
+def _side(attn: Any, axis: int) -> int | None:
     size = getattr(attn, "window_size", None)
-    pair = (size, size) if isinstance(size, int) else tuple(size) if size is not None else (0, 1)
-    return int(pair[0]) if pair[0] == pair[1] else None
+    if size is None:
+        return None
+    return int(size if isinstance(size, int) else size[axis])
 
 
 def _pretrained(attn: Any) -> int | None:
@@ -153,8 +160,17 @@ def _pretrained(attn: Any) -> int | None:
 
 def _usual(facts: Semantics, patch: Any) -> int:
     """Return the least side that all windows fit in, two of them when there is one stage."""
-    windows = facts.window or (7,)
-    return int(patch.stride[0]) * max(w * 2**s for s, w in enumerate(windows)) * (1 if len(windows) > 1 else 2)
+    windows = (*(facts.window or (7,)), *(facts.window_width or ()))
+    stages = len(facts.window or (7,))
+    return int(patch.stride[0]) * max(w * 2 ** (j % stages) for j, w in enumerate(windows)) * (1 if stages > 1 else 2)
+
+
+def _shift(facts: Semantics, kind: Kind, size: tuple[int, int], patch: Any) -> str | None:
+    """Return how this codebase shifts its windows, where it matters: one of them covers just one side of its map."""
+    told = told_windows(facts.known(), len(facts.window or ()))
+    rows, columns = (-(-n // int(p)) for n, p in zip(size, patch.stride, strict=True))
+    maps = [(-(-rows // 2**s), -(-columns // 2**s)) for s in range(len(told))]
+    return kind.shift if any(uneven(square(t) or (0, 0), 1, m) for t, m in zip(told, maps, strict=True)) else None
 
 
 def _taps(

@@ -16,7 +16,7 @@ from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.edits.edit import Edit, Param, Values, choice, count, sized
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Made, Network
-from vitconv.layout.stages import maps_of, windows_of
+from vitconv.layout.windows import maps_of, windows_of
 
 Block = tuple[int, int]
 _ASKED = "--edit focus-attention"
@@ -106,12 +106,17 @@ def _tokens(network: Network, s: int, i: int, values: Values, *, swin: bool, red
     names, facts = network.shapes, {**network.open, **network.facts.known()}
     grid = maps_of(names, facts).get(s)
     if swin:
-        side = values.get("window") or windows_of(names, facts)[s, i]
-        if grid is None and side != windows_of(names, facts)[s, i]:
+        before = windows_of(names, facts).get((s, i))
+        if before is None:
+            raise Refused("--edit focus-attention: the sides of the windows are not known; say --set window=7")
+        side: int | None = values.get("window")
+        if grid is None and side is not None and before != (side, side):
             raise Refused(
                 "--edit focus-attention: a window is cut to the feature map, whose size is not known; say it with"
                 " --set image_size=224x224"
             )
+        if side is None:
+            return min(before[0], (grid or before)[0]) * min(before[1], (grid or before)[1])
         return min(side, *(grid or (side,))) ** 2
     if grid is None and f"stages.{s}.pos" in names:
         side = isqrt(names[f"stages.{s}.pos"][0])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitconv.layout.windows import Window
 from vitconv.vit.norm import Norm
 from vitconv.vit.stages.config import StagesConfig
 
@@ -120,19 +121,22 @@ class Reduction:
         return F.gelu(less) if self.pooled else less
 
 
-def pairs(window: int) -> Tensor:
-    """Return the row of the table for every pair of places in a window: int64 [w^2 w^2]."""
-    at = torch.arange(window * window)
-    rows, columns = at // window, at % window
-    down, right = (x[:, None] - x[None, :] + window - 1 for x in (rows, columns))
-    return down * (2 * window - 1) + right
+def pairs(window: Window) -> Tensor:
+    """Return the row of the table for every pair of places in a window of h x w: int64 [hw hw]."""
+    high, wide = window
+    at = torch.arange(high * wide)
+    down, right = (x[:, None] - x[None, :] for x in (at // wide, at % wide))
+    return (down + high - 1) * (2 * wide - 1) + right + wide - 1
 
 
-def coordinates(window: int, pretrained: int) -> Tensor:
-    """Return sign(c) log2(1 + 8 |c| / reach) / 3 of every relative place: float32 [(2w-1)^2 2].
+def coordinates(window: Window, pretrained: int) -> Tensor:
+    """Return sign(c) log2(1 + 8 |c| / reach) / 3 of every relative place: float32 [(2h-1)(2w-1) 2].
 
     In float32, as every codebase stores the table; reach is that of the window of pre-training, where there was one.
     """
-    c = torch.arange(1 - window, window, dtype=torch.float32) / ((pretrained or window) - 1) * 8
-    line = c.sign() * torch.log2(c.abs() + 1.0) / 3.0
-    return torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
+
+    def line(side: int) -> Tensor:
+        c = torch.arange(1 - side, side, dtype=torch.float32) / ((pretrained or side) - 1) * 8
+        return c.sign() * torch.log2(c.abs() + 1.0) / 3.0
+
+    return torch.stack(torch.meshgrid(line(window[0]), line(window[1]), indexing="ij"), -1).flatten(0, 1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitconv.errors import Refused
+from vitconv.layout.windows import Window, uneven
 from vitconv.vit.activation import activation
 from vitconv.vit.norm import Norm
 from vitconv.vit.stages.attention import Grid, ReducedAttention, WindowAttention
@@ -52,7 +56,7 @@ class StageBlock(nn.Module):
         super().__init__()
         d, eps = config.width(s), config.facts.norm_eps or 0.0
         self.windowed, self.post = config.windowed, config.facts.norm_placement == "res-post"
-        self.odd = i % 2 == 1
+        self.odd, self.rule = i % 2 == 1, config.facts.window_shift
         self.norm1, self.norm2 = Norm(d, eps), Norm(d, eps)
         focused = config.focused(s, i)
         kinds = {
@@ -77,29 +81,50 @@ class StageBlock(nn.Module):
         """Attend over the map, or in its windows: padded to whole windows, shifted in every second block."""
         if not self.windowed:
             return self.attn(x, grid)
-        w = int(self.attn.window)  # type: ignore[arg-type]
+        high, wide = window = cast(Window, self.attn.window)
         image = x.unflatten(1, grid)
-        image = F.pad(image, (0, 0, 0, -grid[1] % w, 0, -grid[0] % w))
+        image = F.pad(image, (0, 0, 0, -grid[1] % wide, 0, -grid[0] % high))
         size = image.shape[1], image.shape[2]
-        # Along a side that one window covers there is nothing to shift.
-        shift = tuple(w // 2 if self.odd and n > w else 0 for n in size)
+        shift = self.shift(window, size)
         image = image.roll((-shift[0], -shift[1]), (1, 2))
-        windows = image.unflatten(2, (-1, w)).unflatten(1, (-1, w)).transpose(2, 3)
+        windows = image.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).transpose(2, 3)
         tokens = windows.flatten(0, 2).flatten(1, 2)
-        mask = apart(w, size, shift) if any(shift) else None
+        mask = apart(window, size, shift) if any(shift) else None
         y = self.attn(tokens, None if mask is None else mask.to(x.device))
         y = y.reshape(*windows.shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
         y = y.roll(shift, (1, 2))[:, : grid[0], : grid[1]]
         return y.flatten(1, 2)
 
+    def shift(self, window: Window, size: Grid) -> tuple[int, int]:
+        """Return by how much the windows of this block are shifted on a map of whole windows.
 
-def apart(window: int, size: Grid, shift: tuple[int, ...]) -> Tensor:
-    """Return -100 between places of a window that the cyclic shift brought together, else 0: [windows w^2 w^2]."""
+        Raises:
+            Refused: one window covers just one side, and nothing says whether it is shifted along the other.
+        """
+        if not self.odd:
+            return 0, 0
+        if uneven(window, 1, size):
+            if self.rule is None:
+                raise Refused(
+                    f"windows of {window[0]}x{window[1]} cover one side of a map of {size[0]}x{size[1]}: Microsoft's"
+                    " code then shifts along neither side (--set window_shift=both), timm and torchvision along the"
+                    " other (--set window_shift=each)"
+                )
+            if self.rule == "both":
+                return 0, 0
+        # Along a side that one window covers there is nothing to shift.
+        high, wide = (w // 2 if n > w else 0 for n, w in zip(size, window, strict=True))
+        return high, wide
 
-    def band(n: int, by: int) -> Tensor:
+
+def apart(window: Window, size: Grid, shift: tuple[int, int]) -> Tensor:
+    """Return -100 between places of a window that the cyclic shift brought together, else 0: [windows hw hw]."""
+
+    def band(n: int, side: int, by: int) -> Tensor:
         at = torch.arange(n)
-        return (at >= n - window).int() + (at >= n - by).int() if by else torch.zeros(n, dtype=torch.int32)
+        return (at >= n - side).int() + (at >= n - by).int() if by else torch.zeros(n, dtype=torch.int32)
 
-    labels = 3 * band(size[0], shift[0])[:, None] + band(size[1], shift[1])[None, :]
-    labels = labels.unflatten(1, (-1, window)).unflatten(0, (-1, window)).transpose(1, 2).reshape(-1, window * window)
+    (high, wide), places = window, window[0] * window[1]
+    labels = 3 * band(size[0], high, shift[0])[:, None] + band(size[1], wide, shift[1])[None, :]
+    labels = labels.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).transpose(1, 2).reshape(-1, places)
     return torch.where(labels[:, None, :] == labels[:, :, None], 0.0, -100.0).double()

@@ -10,6 +10,7 @@ from math import isqrt
 from vitconv.errors import Refused
 from vitconv.layout.canonical_stages import SCHEMA, depths_of, stage_template_of
 from vitconv.layout.semantics import FOCUSED, Semantics
+from vitconv.layout.windows import Window, ways, windows_of
 
 Shape = tuple[int, ...]
 
@@ -50,14 +51,26 @@ class StagesConfig:
             raise Refused("the heads of the stages are not in the tensors; say them with --set stage_heads=1,2,5,8")
         return told[s] if len(told) > 1 else told[0]
 
-    def window(self, s: int, i: int) -> int:
-        """Return the side of the windows of a block."""
-        at = f"stages.{s}.blocks.{i}.attn."
-        if f"{at}table" in self.shapes:
-            return (isqrt(self.shapes[f"{at}table"][0]) + 1) // 2
-        if f"{at}pos" in self.shapes:
-            return isqrt(self.shapes[f"{at}pos"][0])
-        return _per_stage(self.facts.window, s, "window=8", "the side of the windows")
+    def window(self, s: int, i: int) -> Window:
+        """Return the (height, width) of the windows of a block."""
+        if (s, i) in self._windows:
+            return self._windows[s, i]
+        table = self.shapes.get(f"stages.{s}.blocks.{i}.attn.table")
+        if table is not None:
+            found = ", ".join(f"{high}x{wide}" for high, wide in ways(table[0])) or "none"
+            raise Refused(
+                f"stages.{s}.blocks.{i}: a table of {table[0]} offsets is of no square window (but of {found}); say its"
+                " sides with --set window=HEIGHT and --set window_width=WIDTH"
+            )
+        raise Refused("the side of the windows is not in the weights; say it with --set window=8")
+
+    @cached_property
+    def _windows(self) -> Mapping[tuple[int, int], Window]:
+        return windows_of(self.shapes, self.facts.known())
+
+    def split(self, s: int) -> int:
+        """Return the width of the stripes of a block of CSwin that attends by softmax."""
+        return _per_stage(self.facts.window, s, "window=1,2,7,7", "the width of the stripes")
 
     def pretrained_window(self, s: int) -> int:
         """Return the side of the windows in pre-training, 0 for the same."""
@@ -100,8 +113,10 @@ class StagesConfig:
             side = isqrt(self.shapes["stages.0.blocks.0.attn.b0.pos"][0])
         elif self.windowed:
             # A focused window may cover the whole map of an early stage, so each is held against its own map.
-            widest = [max(self.window(s, i) for i in range(depth)) for s, depth in enumerate(self.depths)]
-            side = max(w * 2**s for s, w in enumerate(widest)) * (1 if len(widest) > 1 else 2)
+            both = [[self.window(s, i) for i in range(depth)] for s, depth in enumerate(self.depths)]
+            more = 1 if len(both) > 1 else 2
+            sides = [max(w[axis] * 2**s for s, row in enumerate(both) for w in row) * more for axis in (0, 1)]
+            return sides[0] * stride, sides[1] * stride
         else:
             raise Refused("the image size is not known; say it with --set image_size=224x224")
         return side * stride, side * stride

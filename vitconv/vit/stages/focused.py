@@ -46,8 +46,7 @@ class FocusedWindowAttention(Projections):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Mix the tokens of x: [windows t d]."""
-        grid = (self.window, self.window)
-        return self.out(Focus.attend(self, self.q(x), self.k(x), self.v(x), self.heads, grid, self.form))  # type: ignore[arg-type]
+        return self.out(Focus.attend(self, self.q(x), self.k(x), self.v(x), self.heads, self.window, self.form))  # type: ignore[arg-type]
 
 
 class FocusedReducedAttention(Projections):
@@ -82,7 +81,7 @@ class StripedAttention(Projections):
         self.branches = 2 if f"{at}b1.lepe.weight" in config.shapes else 1
         self.focused = config.focused(s, i)
         self.form = form_of(config.facts) if self.focused else None
-        self.split_size = None if self.focused or self.branches == 1 else config.window(s, i)
+        self.split_size = None if self.focused or self.branches == 1 else config.split(s)
         for j in range(self.branches):
             branch = Focus(config, f"{at}b{j}.") if self.focused else nn.Module()
             branch.lepe = nn.Module()

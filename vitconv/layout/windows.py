@@ -1,0 +1,112 @@
+"""The sides of windows: of stage-wise networks, from tables of offsets or of places, and from what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from vitconv.layout.canonical_stages import depths_of
+
+Block = tuple[int, int]
+Window = tuple[int, int]
+# (height, width) as they are told, None where nothing is.
+Told = tuple[int | None, int | None]
+
+
+def windows_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> dict[Block, Window]:
+    """Return {(stage, block): (height, width) of its window}, from its tables, else from the facts.
+
+    Blocks are left out of which nothing says both sides.
+    """
+    depths = depths_of(dict(names))
+    told, maps = told_windows(facts, len(depths)), maps_of(names, facts)
+    out = {}
+    for s, depth in enumerate(depths):
+        for i in range(depth):
+            at = f"stages.{s}.blocks.{i}.attn."
+            if f"{at}table" in names:
+                found = of_offsets(names[f"{at}table"][0], told[s], maps.get(s))
+            elif f"{at}pos" in names:
+                found = of_places(names[f"{at}pos"][0], told[s], maps.get(s))
+            else:
+                found = square(told[s])
+            if found is not None:
+                out[s, i] = found
+    return out
+
+
+def told_windows(facts: Mapping[str, Any], stages: int) -> list[Told]:
+    """Return what the facts `window` and `window_width` say of every stage."""
+    high, wide = (per_stage(facts.get(name), stages) for name in ("window", "window_width"))
+    return [(high.get(s), wide.get(s)) for s in range(stages)]
+
+
+def square(told: Told) -> Window | None:
+    """Return the window that is told; one side means a square."""
+    one = told[0] or told[1]
+    return None if one is None else (told[0] or one, told[1] or one)
+
+
+def of_offsets(rows: int, told: Told = (None, None), grid: tuple[int, int] | None = None) -> Window | None:
+    """Return the window whose table of offsets has (2 height - 1) (2 width - 1) rows."""
+    high, wide = (None if n is None else 2 * n - 1 for n in told)
+    odd = _sides(rows, high, wide, step=2)
+    return _one([((a + 1) // 2, (b + 1) // 2) for a, b in odd], grid)
+
+
+def of_places(places: int, told: Told = (None, None), grid: tuple[int, int] | None = None) -> Window | None:
+    """Return the window of height x width places."""
+    return _one(_sides(places, *told, step=1), grid)
+
+
+def ways(rows: int) -> list[Window]:
+    """Return every window whose table of offsets has this many rows."""
+    return [((a + 1) // 2, (rows // a + 1) // 2) for a in range(1, rows + 1, 2) if rows % a == 0 and rows // a % 2]
+
+
+def _sides(product: int, high: int | None, wide: int | None, step: int) -> list[Window]:
+    """Return the pairs of sides in question: as told, else a square, else with the one side told, else all."""
+    if high is not None and wide is not None and high * wide == product:
+        return [(high, wide)]
+    side = isqrt(product)
+    if side * side == product and side % step == step - 1:
+        return [(side, side)]
+    if high is not None and product % high == 0:
+        return [(high, product // high)]
+    if wide is not None and product % wide == 0:
+        return [(product // wide, wide)]
+    return [(n, product // n) for n in range(1, product + 1, step) if product % n == 0]
+
+
+def _one(found: list[Window], grid: tuple[int, int] | None) -> Window | None:
+    """Return the only window, or the only one that the map has room for."""
+    if len(found) > 1 and grid is not None:
+        found = [w for w in found if w[0] <= grid[0] and w[1] <= grid[1]]
+    return found[0] if len(found) == 1 else None
+
+
+def maps_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    """Return {stage: (rows, columns)} of the feature maps of a known image size, halved from stage to stage."""
+    size, patch = facts.get("image_size"), names.get("embed.patch.weight")
+    if size is None or patch is None:
+        return {}
+    rows, columns = -(-size[0] // patch[2]), -(-size[1] // patch[3])
+    return {s: (-(-rows // 2**s), -(-columns // 2**s)) for s in range(len(depths_of(dict(names))))}
+
+
+def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:
+    """Say whether Microsoft's code shifts the windows of a block: every second, unless one window covers a side."""
+    return block % 2 == 1 and min(window) > 1 and grid[0] > window[0] and grid[1] > window[1]
+
+
+def uneven(window: Window, block: int, grid: tuple[int, int]) -> bool:
+    """Say whether one window covers just one side of the map: then codebases shift along the other, or do not."""
+    return block % 2 == 1 and (grid[0] > window[0]) != (grid[1] > window[1])
+
+
+def per_stage(values: Any, stages: int) -> dict[int, int]:
+    """Return {stage: number} of a fact that has one number, or one for each stage."""
+    if values is None:
+        return {}
+    return dict(enumerate(values * stages if len(values) == 1 else values))
