@@ -223,3 +223,45 @@ def test_the_spectrum_of_independent_entries_ends_at_the_edge(shape: tuple[int, 
     spike = torch.outer(torch.ones(shape[0]), torch.ones(shape[1])) / (shape[0] * shape[1]) ** 0.5
     sign = torch.where(torch.arange(shape[1]) % 2 == 0, 1.0, -1.0)
     assert spectral_excess(w + 60.0 * spike * sign) > 1.1
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (512, 1024), (1024, 512)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_weak_direction_in_a_large_matrix_is_found_to_a_hundredth(shape: tuple[int, int], seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    rows, columns = shape
+    left, right = torch.randn(rows, generator=g), torch.randn(columns, generator=g)
+    edge = 0.02 * (rows**0.5 + columns**0.5)
+    w = torch.randn(shape, generator=g) * 0.02 + 0.01
+    w += 0.9 * edge * torch.outer(left / left.norm(), right / right.norm())
+    exact = float(torch.linalg.svdvals(w - w.mean())[0] / (w.std() * (rows**0.5 + columns**0.5)))
+    assert exact > 1.1
+    assert exact - 0.01 < spectral_excess(w) < exact + 1e-4
+
+
+def test_what_is_kept_of_a_tensor_does_not_change_with_its_memory() -> None:
+    memory = torch.randn(1 << 16)
+    kept = measure("x", memory)
+    trace = kept.trace.clone()
+    memory.fill_(7.0)
+    assert torch.equal(kept.trace, trace)
+    assert kept.trace.untyped_storage().nbytes() == kept.trace.numel() * 4
+
+
+@pytest.mark.parametrize("twin", ["equal", "different"])
+def test_a_file_whose_tensors_share_one_memory_is_compared_with_itself_rightly(tmp_path: Path, twin: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from vitconv.initialise.network import Job
+    from vitconv.initialise.write import initialise
+
+    path = tmp_path / "m.safetensors"
+    initialise("vit_tiny_patch16_224", path, Job("timm", to="timm", size={"depth": "3", "dim": "48", "heads": "3"}))
+    tensors = load_file(path)
+    copied = tensors["blocks.0.attn.proj.weight"].clone()
+    # Off by one bit far from the sample: the same to every statistic, and no copy.
+    if twin == "different":
+        copied.view(-1)[1001] = copied.view(-1)[1001].nextafter(torch.tensor(9.0))
+    tensors["blocks.2.attn.proj.weight"] = copied
+    save_file(tensors, path)
+    assert ("copied" in ids(audit_file(path))) == (twin == "equal")

@@ -89,10 +89,11 @@ def _pass(context: Context) -> None:
 
 
 def _read(path: Path) -> None:
-    """Read the file into memory, tensor by tensor, as the audit reads it."""
+    """Read the file tensor by tensor, each into the same memory, as the audit reads it: nothing reads faster."""
     with open_checkpoint(path) as checkpoint:
+        memory = memoryview(bytearray(max(stored.nbytes for stored in checkpoint.tensors)))
         for stored in checkpoint.tensors:
-            checkpoint.read(stored)
+            checkpoint.read_into(stored, memory)
 
 
 def _spent(work: Callable[[], object]) -> float:

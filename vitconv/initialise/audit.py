@@ -22,11 +22,16 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """{canonical name: tensor}, read when asked for; the file tensor last read is kept, for its other parts."""
+    """{canonical name: tensor}, read when asked for; the file tensor last read is kept, for its other parts.
+
+    All are read into one memory, so a tensor holds until one of another file tensor is asked for.
+    """
 
     def __init__(self, source: Recognised, network: Network) -> None:
         self.source, self.network = source, network
         self.key, self.flat = "", torch.empty(0)
+        used = {cell.view.tensor for cell in network.cells.values()}
+        self.memory = memoryview(bytearray(max((source.stored[key].nbytes for key in used), default=0)))
 
     def __getitem__(self, name: str) -> Tensor:
         cell = self.network.cells[name]
@@ -35,7 +40,7 @@ class _Tensors(Mapping[str, Tensor]):
             stored = self.source.stored[key]
             if stored.dtype not in _DTYPES:
                 raise Refused(f"{key} is {stored.dtype}; an audit needs floating point")
-            data = self.source.checkpoint.read(stored)
+            data = self.source.checkpoint.read_into(stored, self.memory)
             with warnings.catch_warnings():
                 # The bytes are read only, and an audit never writes.
                 warnings.filterwarnings("ignore", message="The given buffer is not writable")

@@ -68,7 +68,8 @@ def audit_tensors(
     """Audit canonical tensors.
 
     Args:
-        tensors: {canonical name: tensor, float of any width}; may load lazily, each is read once and copies again.
+        tensors: {canonical name: tensor, float of any width}; may load lazily, each is read once and copies
+            again; one need not hold once the next is asked for.
         facts: what is known beside them; norm placement and alpha decide what is a fault.
         scheme: audit against this scheme only, and report what deviates from it; None compares with all.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -145,11 +144,10 @@ def copies(measured: Mapping[str, Measured], tensors: Mapping[str, Tensor]) -> I
         limit = max(0.05, 6.0 / math.sqrt(size))
         # Norms and biases of a trained network may well be alike; only equal bits count there.
         limit = limit if len(group[0].shape) > 1 else 0.999
-        for a, b in combinations(range(len(group)), 2):
+        for a, b in r.abs().triu(1).ge(limit).nonzero().tolist():
             value = float(r[a, b])
-            if abs(value) < limit:
-                continue
-            if value > 0.999 and torch.equal(tensors[group[a].name], tensors[group[b].name]):
+            # The first may lie where the second is read to.
+            if value > 0.999 and torch.equal(tensors[group[a].name].clone(), tensors[group[b].name]):
                 same.append(f"{group[b].name} = {group[a].name}")
             elif len(group[0].shape) > 1:
                 alike.append((group[a].name, group[b].name, value))
