@@ -184,11 +184,13 @@ def _read(file: File) -> Contents:
 
 
 def _read_zip(file: File) -> Contents:
-    from vitconv.io import npz, torch_zip, zipdir
+    from vitconv.io import torch_zip, zipdir
 
     members = zipdir.read_directory(file)
     if torch_zip.find_pickle(members) is not None:
         return torch_zip.read(file, members)
+    from vitconv.io import npz
+
     return npz.read(file, members)
 
 
