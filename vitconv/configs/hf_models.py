@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "dinov2": Kind(patch=14, eps=1e-6, pooling="token"),
         "dinov2_with_registers": Kind(eps=1e-6, resize="bicubic-antialias", pooling="token"),
         "dinov3_vit": Kind(width=384, heads=6, eps=1e-5, position="rope", resize=None, pooling="token", facts=_ROPE),
-        "vit_mae": Kind(position="sincos"),
+        "vit_mae": Kind(position="sincos", pooling="none"),
         "beit": Kind(position="relative", resize=None),
         "ijepa": Kind(position="sincos"),
         "clip_vision_model": Kind(patch=32, eps=1e-5, act="quick_gelu", pooling="token"),
@@ -141,10 +141,14 @@ def _grid(name: str, fields: Fields, patch: tuple[int, int]) -> tuple[tuple[int,
 def _pooling(name: str, fields: Fields, kind: Kind) -> str | None:
     if name.startswith("siglip"):
         return "map" if fields.flag("vision_use_head", True) else "none"
+    named = [str(x) for x in fields.raw.get("architectures") or []]
+    if any("ForMaskedImageModeling" in x for x in named):
+        return "none"
     if name == "beit":
         return "avg" if fields.flag("use_mean_pooling", True) else "token"
-    classifies = any("Classification" in str(x) for x in fields.raw.get("architectures") or [])
-    return "avg" if name == "ijepa" and classifies else kind.pooling
+    if name == "ijepa" and named:
+        return "avg" if any("Classification" in x for x in named) else "none"
+    return kind.pooling
 
 
 def _relative(fields: Fields) -> bool:

@@ -1,69 +1,35 @@
-"""Vision transformers of transformers: ViT, DeiT and DINOv2, from a config.json or a model type"""
+"""Vision transformers of transformers, from a config.json or a model type"""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitconv.errors import Refused, UsageError
+from vitconv.hosts import _transformers as families
+from vitconv.hosts._transformers import FAMILIES, TABLE, TOWERS, Family, pair, run
 from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
-from vitconv.hosts.base.places import depth, locate, taps_of
+from vitconv.hosts.base.places import Places, depth, locate, taps_of
 from vitconv.hosts.base.survey import survey
+from vitconv.hosts.base.tap import Tap
+from vitconv.hosts.base.wide import in_float64
 from vitconv.layout.semantics import Semantics
 
-# huggingface/transformers, src/transformers/models/{vit,deit,dinov2}/modeling_*.py, 4.57 (`encoder.layer`, attention in
-# two modules, the residual added inside `output`) and 5.x (`layers`).
-_ROOTS = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.")
+__all__ = ["HOST", "TABLE", "accepts", "describe", "make", "run"]
 
-
-def _paths(*names: str) -> tuple[str, ...]:
-    return tuple(f"{root}{name}" for name in names for root in _ROOTS)
-
-
-def _block(*names: str) -> tuple[str, ...]:
-    return _paths(*(f"{stem}.{{i}}{name}" for name in names for stem in ("layers", "encoder.layer", "encoder.layers")))
-
-
-TABLE = {
-    "blocks.{i}": _block(""),
-    "blocks.{i}.norm1": _block(".layernorm_before", ".norm1"),
-    "blocks.{i}.attn": _block(".attention"),
-    "blocks.{i}.norm2": _block(".layernorm_after", ".norm2"),
-    # 4.x adds the residual inside `output`: the branch is what its dense layer gives.
-    "blocks.{i}.mlp": _block(".mlp", ".output.dense"),
-    "blocks.{i}.mlp.act": _block(
-        ".mlp.activation_fn", ".mlp.activation", ".mlp.act_fn", ".intermediate.intermediate_act_fn"
-    ),
-    "norm": _paths("layernorm"),
-    "head": ("classifier", "cls_classifier"),
-    "head_dist": ("distillation_classifier",),
-}
-_DIALECTS = {
-    "vit": "hf-vit",
-    "deit": "hf-deit",
-    "dinov2": "hf-dinov2",
-    "dinov2_with_registers": "hf-dinov2-registers",
-}
 _SWIN = {"swin": "Swin", "swinv2": "Swinv2"}
-_CLASSES = {
-    "vit": "ViTForImageClassification",
-    "deit": "DeiTForImageClassification",
-    "dinov2": "Dinov2Model",
-    "dinov2_with_registers": "Dinov2WithRegistersModel",
-}
+_KNOWN = (*FAMILIES, *_SWIN)
 
 
 def accepts(module: nn.Module) -> bool:
     """Return True for a network of transformers of one of the known model types."""
-    known = (*_DIALECTS, *_SWIN)
-    return getattr(getattr(module, "config", None), "model_type", None) in known and any(
+    return getattr(getattr(module, "config", None), "model_type", None) in _KNOWN and any(
         c.__module__.startswith("transformers.") for c in type(module).__mro__
     )
 
@@ -71,34 +37,54 @@ def accepts(module: nn.Module) -> bool:
 def make(spec: Spec) -> nn.Module:
     """Build from a `config.json`, a folder that has one, or a model type such as `vit`; nothing is downloaded.
 
-    Options: `class` (default: the configuration's architecture, else the image classifier of ViT and DeiT, the bare
-    model of DINOv2), `attn` (eager or sdpa), and any field of the configuration.
+    Of a configuration with two towers (CLIP, SigLIP) the vision tower is built. Options: `class` (default: the
+    configuration's architecture, else the usual class of the model type), `attn` (eager or sdpa), and any field of the
+    configuration.
 
     Raises:
-        UsageError: no such file or model type.
-        Refused: the model type is not known here.
+        UsageError: no such file, model type or class.
+        Refused: the model type or the class is not known here.
     """
     import transformers
 
     options = dict(spec.options)
     name, attn = options.pop("class", None), options.pop("attn", None)
-    path = Path(spec.model)
-    if path.exists():
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **options)
-    elif spec.model in _DIALECTS or spec.model in _SWIN:
-        config = transformers.AutoConfig.for_model(spec.model, **options)
-    else:
-        known = ", ".join((*_DIALECTS, *_SWIN))
-        raise UsageError(f"{spec.model!r} is neither a configuration file or folder nor a model type ({known})")
-    if config.model_type not in (*_DIALECTS, *_SWIN):
-        raise Refused(f"model type {config.model_type!r}: known are {', '.join((*_DIALECTS, *_SWIN))}")
+    config, tower = _config(spec.model, options)
+    kind = config.model_type
+    if kind not in _KNOWN:
+        raise Refused(f"model type {kind!r}: known are {', '.join((*_KNOWN, *TOWERS))}")
     if attn is not None:
         config._attn_implementation = attn  # noqa: SLF001
-    name = name or next(iter(config.architectures or ()), None)
-    name = name or _CLASSES.get(config.model_type) or f"{_SWIN[config.model_type]}ForImageClassification"
+    usual = FAMILIES[kind].classes[0] if kind in FAMILIES else f"{_SWIN[kind]}ForImageClassification"
+    stated = next(iter(config.architectures or ()), None)
+    name = name or tower or stated or usual
     if not hasattr(transformers, name):
         raise UsageError(f"transformers has no class {name!r}")
+    if kind in FAMILIES and name not in FAMILIES[kind].classes:
+        raise Refused(f"{name} is not one of the classes of {kind} that are known: {', '.join(FAMILIES[kind].classes)}")
     return getattr(transformers, name)(config).eval()
+
+
+def _config(model: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """Return the configuration of a vision network, and the class where it comes out of one with two towers."""
+    import transformers
+
+    path = Path(model)
+    if path.exists():
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    elif model in _KNOWN:
+        return transformers.AutoConfig.for_model(model, **options), ""
+    else:
+        raise UsageError(f"{model!r} is neither a configuration file or folder nor a model type ({', '.join(_KNOWN)})")
+    tower = ""
+    if config.model_type in TOWERS:
+        tower, projection = TOWERS[config.model_type][1], getattr(config, "projection_dim", None)
+        config = config.vision_config
+        if projection is not None:
+            # The tower's own configuration has a width of its own that nothing reads.
+            config.projection_dim = projection
+    config.update(options)
+    return config, tower
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
@@ -107,22 +93,42 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     config = net.config
     if config.model_type in _SWIN:
         return _describe_swin(module, spec)
-    places = locate(module, TABLE)
-    image = _pair(config.image_size)
-    dialect = _DIALECTS[config.model_type]
-    older = any("encoder.layer." in key for key in module.state_dict())
-    head = getattr(net, "classifier", getattr(net, "cls_classifier", None))
+    family = FAMILIES[config.model_type]
+    places = locate(module, families.table(family.root))
+    pool = places.pop("pool", None)
+    if places.get("trunk_norm") is places.get("norm"):
+        places.pop("trunk_norm", None)
+    image = _image_size(config)
     return Built(
         host="transformers",
         model=spec.model or type(module).__name__,
         module=module,
-        dialects=(dialect,) if older else (f"{dialect}-5", dialect),
-        facts=_facts(net, places, image),
+        dialects=family.dialects,
+        facts=_facts(net, family, places, image),
         survey=survey(module, places, str(config._attn_implementation)),  # noqa: SLF001
-        taps=taps_of(places, head=head),
+        taps=_taps(net, family, places, pool),
         inputs=Inputs("images", (config.num_channels, *image)),
-        run=run,
+        run=in_float64(family.run or run, family.rebuild),
+        notes=family.notes(net),
+        axes=family.axes(net),
     )
+
+
+def _taps(net: Any, family: Family, places: Places, pool: nn.Module | None) -> dict[str, Tap]:
+    stream = {name: m for name, m in places.items() if not (family.late_norm and name == "norm")}
+    head = getattr(net, "classifier", places.get("head"))
+    taps = taps_of(stream, head=head)
+    pool = places.get("norm") if family.late_norm else pool
+    if head is None and pool is not None:
+        taps["pool"] = Tap(pool, "output")
+    return taps
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    if getattr(config, "image_size", None) is not None:
+        return pair(config.image_size)
+    # SigLIP 2 states the rows of its table, that of a square.
+    return pair(round(config.num_patches**0.5) * config.patch_size)
 
 
 def _describe_swin(module: nn.Module, spec: Spec) -> Built:
@@ -143,9 +149,9 @@ def _describe_swin(module: nn.Module, spec: Spec) -> Built:
     dialects = ("hf-swinv2",) if v2 else ("hf-swin",) if older else ("hf-swin-5", "hf-swin")
     trained = tuple(config.pretrained_window_sizes)[: len(config.depths)] if v2 else None
     backend = str(config._attn_implementation)  # noqa: SLF001
-    kind = stages.Kind("transformers", names, dialects, run, _pair(config.image_size), trained, backend)
+    kind = stages.Kind("transformers", names, dialects, run, pair(config.image_size), trained, backend, "microsoft")
     built = stages.describe(module, spec, kind)
-    windows = (int(_pair(config.window_size)[0]),) * len(config.depths)
+    windows = (int(pair(config.window_size)[0]),) * len(config.depths)
     facts = built.facts if built.facts.window else built.facts.replaced({"window": windows})
     if v2 and facts.pretrained_window is None:
         pairs = zip(trained or (), windows, strict=True)
@@ -155,72 +161,54 @@ def _describe_swin(module: nn.Module, spec: Spec) -> Built:
     return dataclasses.replace(built, facts=facts, notes=(*built.notes, *twice))
 
 
-def _facts(net: Any, places: dict[str, nn.Module], image: tuple[int, int]) -> Semantics:
-    config = net.config
+def _facts(net: Any, family: Family, places: Places, image: tuple[int, int]) -> Semantics:
     attentions = [_attention(places[f"blocks.{i}.attn"]) for i in range(depth(places))]
-    patch = _pair(config.patch_size)
+    patch = pair(net.config.patch_size)
     return Semantics().replaced(
         {
-            "heads": common(a.num_attention_heads for a in attentions),
+            "heads": common(_heads(a) for a in attentions),
             "norm_placement": "pre",
             "norm_kind": norm_kind(places),
             "activation": activation_fact(places),
             "attention": "softmax",
-            "attention_scale": common(scale_fact(getattr(a, "scaling", None), _head_width(a)) for a in attentions),
+            "attention_scale": common(scale_fact(_scale(a), _head_width(a)) for a in attentions),
             "kv_normalised": True,
-            "pooling": _pooling(net),
-            "position": "learned",
+            "pooling": family.pooling(net),
+            "position": family.position,
             "grid": (image[0] // patch[0], image[1] // patch[1]),
             "image_size": image,
             **eps_facts(places),
+            **family.more(net),
         }
     )
 
 
 def _attention(module: nn.Module) -> Any:
     """Return the module that holds the head count: the attention itself, or the one inside it."""
-    return next(m for m in module.modules() if hasattr(m, "num_attention_heads"))
+    return next(m for m in module.modules() if hasattr(m, "num_attention_heads") or hasattr(m, "num_heads"))
+
+
+def _heads(attention: Any) -> int:
+    return attention.num_attention_heads if hasattr(attention, "num_attention_heads") else attention.num_heads
+
+
+def _scale(attention: Any) -> float | None:
+    return getattr(attention, "scaling", getattr(attention, "scale", None))
 
 
 def _head_width(attention: Any) -> int:
     return getattr(attention, "head_dim", None) or attention.attention_head_size
 
 
-def _pooling(net: Any) -> str | None:
-    if getattr(net.config, "model_type", "").startswith("dinov2") and hasattr(net, "classifier"):
-        # The class token beside the mean of the patches: no pooling of ours.
-        return None
-    if hasattr(net, "classifier") or hasattr(net, "cls_classifier") or getattr(net, "pooler", None) is not None:
-        return "token"
-    return "none"
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-def run(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits [b o]; of a bare model the pooler's output [b d], else the last hidden state [b t d].
-
-    Images of another size than the configuration's are run with positions resized, where the network can.
-    """
-    net: Any = module
-    more = {}
-    own = _pair(getattr(net.config, "image_size", None) or tuple(images.shape[-2:]))
-    if tuple(images.shape[-2:]) != own and "interpolate_pos_encoding" in inspect.signature(net.forward).parameters:
-        more = {"interpolate_pos_encoding": True}
-    output = module(pixel_values=images, **more)
-    for name in ("logits", "pooler_output", "last_hidden_state"):
-        value = getattr(output, name, None)
-        if value is not None:
-            return value
-    raise Refused(f"{type(module).__name__} gives {type(output).__name__}, with neither logits nor features")
-
-
 HOST = Host(
     name="transformers",
     title="vision transformers of transformers",
-    dialects=("hf-vit-5", "hf-vit", "hf-deit-5", "hf-deit"),
+    dialects=(
+        *dict.fromkeys(name for family in FAMILIES.values() for name in family.dialects),
+        "hf-swin-5",
+        "hf-swin",
+        "hf-swinv2",
+    ),
     options={
         "*": "any field of the configuration",
         "class": "the model class, such as ViTModel",

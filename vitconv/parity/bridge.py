@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,14 @@ class Bridge:
     def views(self, tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
         """Return some canonical tensors as views of the network's own, without gradients: not to be changed."""
         return {name: self._view(tensors, name) for name in names}
+
+    def owns(self, key: str) -> bool:
+        """Return whether this key of the network holds a canonical tensor."""
+        return key.startswith(self.prefix) and key.removeprefix(self.prefix) in self._keys
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(cell.view.tensor for cell in self.network.cells.values())
 
     def write(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         """Copy canonical weights into the network's own tensors, casting to their dtypes.
@@ -138,8 +147,11 @@ def bridge_of(
     dialects: tuple[str, ...],
     facts: Semantics | None = None,
     choices: Mapping[str, str] | None = None,
+    axes: Mapping[str, int] | None = None,
 ) -> Bridge:
     """Recognise a network's state dict as one of these dialects; every element must have a canonical place.
+
+    `axes`: sizes that the tensors do not say, {axis: size}.
 
     Raises:
         NotRecognised / Ambiguous: no dialect explains every tensor, or several do.
@@ -151,7 +163,8 @@ def bridge_of(
     while True:
         inside = {k.removeprefix(prefix): t for k, t in tensors.items()}
         try:
-            match = detect({k: tuple(t.shape) for k, t in inside.items()}, named, choices=choices, facts=known.known())
+            shapes = {k: tuple(t.shape) for k, t in inside.items()}
+            match = detect(shapes, named, choices=choices, given=axes, facts=known.known())
             break
         except NotRecognised:
             more = _common(inside)
@@ -176,7 +189,9 @@ def _covered(bridge: Bridge, tensors: Mapping[str, Tensor]) -> None:
     for cell in bridge.network.cells.values():
         boxes.setdefault(cell.view.tensor, set()).add((cell.view.offset, tuple(f for a in cell.view.dims for f in a)))
     loose = [key for key, found in boxes.items() if not tiles(sorted(found), tensors[key].numel())]
-    apart = set(tensors) - set(boxes) - set(bridge.match.copies) - set(bridge.match.consts)
+    # A table of no rows has nothing to read.
+    rows = {key for key, tensor in tensors.items() if tensor.numel()}
+    apart = rows - set(boxes) - set(bridge.match.copies) - set(bridge.match.consts)
     strided = [key for key in boxes if not tensors[key].is_contiguous()]
     if loose or apart:
         raise Refused(f"these tensors have elements without a canonical place: {', '.join(collapse({*loose, *apart}))}")

@@ -205,7 +205,7 @@ def _live(half: _Half, ask: Asked) -> Side:
 def _bridge(half: _Half, ask: Asked, built: Built) -> Bridge:
     dialects = (ask.dialect,) if ask.dialect and half.weights is None else built.dialects
     try:
-        return bridge_of(state_of(built.module), dialects, built.facts.filled(ask.facts), ask.choices)
+        return bridge_of(state_of(built.module), dialects, built.facts.filled(ask.facts), ask.choices, built.axes)
     except Ambiguous as e:
         raise Ambiguous(f"{half.label} ({half.spec}): {_for_side(str(e), half.label)}") from e
     except (NotRecognised, Refused) as e:

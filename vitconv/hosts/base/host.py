@@ -59,6 +59,7 @@ class Built:
         inputs: what it takes.
         run: `run(module, images)` gives the logits, or the features of a network without a head, as one tensor.
         notes: what the user should know, such as configuration keys that are dropped.
+        axes: sizes that its tensors do not say, {axis: size}: the sides of patches that are kept as rows.
     """
 
     host: str
@@ -71,6 +72,7 @@ class Built:
     inputs: Inputs
     run: Callable[[nn.Module, Tensor], Tensor]
     notes: tuple[str, ...] = ()
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Run the network on images: [b c height width] (or what `inputs` says), float."""
