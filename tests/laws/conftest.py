@@ -145,6 +145,8 @@ def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dic
     h, e = random.randint(1, 3), random.randint(1, 3)
     # A square grid, so that a position table reads one way only, or is asked about.
     env |= {"n": random.choice([4, 9, 16]), "i": depth, "h": h, "e": e, "a": h * e}
+    if {"n", "rows", "columns"} <= axes:
+        env |= dict.fromkeys(("rows", "columns"), math.isqrt(env["n"]))
     # Most codebases hold only networks whose attention is as wide as the trunk.
     if variant.dialect.equal or random.random() < (0.9 if square else 0.5):
         env["d"] = env["a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from random import Random
 from types import SimpleNamespace
@@ -69,6 +70,9 @@ def told(case: Any, goal: Variant) -> Semantics:
         possible = [x for x in wanted if may is None or x in (may if isinstance(may, tuple) else (may,))]
         if possible:
             facts = facts.replaced({name: possible[0]}) if isinstance(may, tuple) else facts.filled({name: possible[0]})
+    if "rows" not in case.axes and "n" in case.axes:
+        # A table that is kept on its grid is written on that of the network.
+        facts = facts.filled({"grid": (math.isqrt(case.axes["n"]),) * 2})
     # A head of one width, where nothing else says how many there are: rotary periods are of a quarter of it.
     return facts if case.axes["a"] % 4 else facts.filled({"heads": 1})
 

@@ -44,6 +44,8 @@ PROVED = {
     "open-clip": "traces of open_clip_torch 3.3.0",
     "timm": "timm 1.0.31",
     "timm-eva": "timm 1.0.31",
+    "timm-naflex": "timm 1.0.31",
+    "timm-naflex-eva": "timm 1.0.31",
     "timm-swin": "timm 1.0.31",
     "timm-swinv2": "timm 1.0.31",
     "torch": "torch 2.14.1",
@@ -59,7 +61,7 @@ PROVED = {
 # Of what is optional these are usual, and those rare.
 _USUAL = ("embed.cls", "embed.patch.weight", "norm.weight", "head.weight", "embed.norm.weight")
 _RARE = (
-    "embed.norm", "embed.dist", "head_dist", "pool.", "trunk_norm", "norm_cls", "norm_local", "mim.",
+    "embed.norm", "embed.patch_norm", "embed.dist", "head_dist", "pool.", "trunk_norm", "norm_cls", "norm_local", "mim.",
     "blocks.{i}.attn.q_norm", "blocks.{i}.attn.k_norm", "blocks.{i}.attn.norm", "blocks.{i}.mlp.norm",
 )  # fmt: skip
 EXACT, LEFT, NO = "●", "◐", "·"

@@ -22,6 +22,7 @@ class Found:
         sources: file and kind of each file that was read.
         notes: remarks for the reader.
         refusals: reasons why the network that the file describes cannot be carried.
+        choices: options of a layout that no shape tells, {choice: option}.
     """
 
     facts: Semantics = field(default_factory=Semantics)
@@ -30,6 +31,7 @@ class Found:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -111,4 +113,5 @@ def joined(parts: Iterable[Found]) -> Found:
         tuple(s for p in parts for s in p.sources),
         tuple(n for p in parts for n in p.notes) + tuple(notes),
         tuple(r for p in parts for r in p.refusals),
+        {name: option for p in reversed(parts) for name, option in p.choices.items()},
     )

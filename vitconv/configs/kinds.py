@@ -57,6 +57,8 @@ READERS: tuple[Reader, ...] = (
 _WRITERS: Mapping[str, str] = MappingProxyType(
     {
         "timm": "timm_write",
+        "timm-naflex": "timm_naflex_write",
+        "timm-naflex-eva": "timm_naflex_write",
         "hf-vit": "hf_write",
         "hf-vit-5": "hf_write",
         "hf-deit": "hf_write",

@@ -24,6 +24,7 @@ class Request:
         keys: the names in the written file.
         extra: what a configuration beside the source said besides facts (labels, crop_pct, interpolation), and
             `dtype`, the safetensors name of the dtype written.
+        options: the options of the dialect that were taken, {choice: option}.
     """
 
     dialect: str
@@ -32,6 +33,7 @@ class Request:
     names: frozenset[str]
     keys: frozenset[str]
     extra: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Return True when the canonical tensor is there."""

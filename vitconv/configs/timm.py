@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vitconv.configs import timm_eva, timm_table
+from vitconv.configs import timm_eva, timm_naflex, timm_table
 from vitconv.configs.fields import Fields
 from vitconv.configs.found import Found
 from vitconv.configs.timm_facts import facts_of
@@ -70,7 +70,9 @@ def read(raw: Any, where: str) -> Found:
         extra["labels"] = tuple(map(str, names))
     found = _built(name, {**implied, **given}, where, f"{where} (timm {name})")
     facts, sizes = found.facts, dict(found.sizes)
-    if facts.image_size is not None and "img_size" not in implied and given.get("img_size") is None:
+    # NaFlexVit keeps its table on a grid of its own.
+    free = "img_size" not in implied and given.get("img_size") is None and "rows" not in sizes
+    if facts.image_size is not None and free:
         notes.append(f"{where}: the image size is not fixed, so the grid of the position table is unknown")
         facts = facts.replaced({"grid": None, "image_size": None})
         sizes.pop("n", None)
@@ -137,6 +139,9 @@ def _built(name: str, given: Mapping[str, Any], where: str, source: str) -> Foun
     base = timm_table.arguments(name)
     if base is None and (eva := timm_eva.arguments(name)) is not None:
         found = timm_eva.facts_of({**eva, **{k: v for k, v in given.items() if v is not None}}, where)
+        return dataclasses.replace(found, sources=(source,))
+    if base is None and (naflex := timm_naflex.arguments(name)) is not None:
+        found = timm_naflex.facts_of({**naflex, **{k: v for k, v in given.items() if v is not None}}, where)
         return dataclasses.replace(found, sources=(source,))
     if base is None:
         note = (

@@ -32,13 +32,12 @@ _SWITCHED_ON: Mapping[str, tuple[str, ...]] = {
     "vit_base_patch16_rpn_224": ("init_values",),
     "aimv2_large_patch14_224": ("embed_norm_layer",),
 }
-_POOLS: Mapping[str, str] = {"token": "token", "avg": "avg", "avg-prefix": "avg", "map": "map", "none": ""}
+POOLS: Mapping[str, str] = {"token": "token", "avg": "avg", "avg-prefix": "avg", "map": "map", "none": ""}
 
 
 def write(request: Request) -> Written:
     """Return config.json, or what is lacking, or why timm's config.json cannot say it."""
     draft = Draft(request, "timm")
-    facts = request.facts
     image = draft.image_size()
     draft.only("attention", "softmax", why="timm's VisionTransformer has softmax attention")
     draft.only("kv_normalised", True, why="timm gives keys and values the normalised input")
@@ -49,12 +48,21 @@ def write(request: Request) -> Written:
     args |= _sizes(request, image) | _tokens(draft) | _layers(draft) | _pooling(draft)
     args["num_heads"] = draft.heads()
     args["act_layer"] = draft.named("activation", TO_TIMM)
+    return files(draft, base, args, image, first="patch_embed.proj")
+
+
+def files(draft: Draft, base: str, args: dict[str, Any], image: tuple[int, int], *, first: str) -> Written:
+    """Return config.json of the entrypoint `base` with the arguments `args`, or what is lacking.
+
+    `image` is (height, width) in pixels, `first` the path of the patch projection.
+    """
+    request, facts = draft.request, draft.request.facts
     classes = request.sizes["o"] if request.has("head.weight") else 0
     cfg: dict[str, Any] = {
         "input_size": [request.sizes["c"], *image],
         "fixed_input_size": True,
         "num_classes": classes,
-        "first_conv": "patch_embed.proj",
+        "first_conv": first,
         "classifier": ["head", "head_dist"] if request.has("embed.dist") else "head",
     }
     for name in ("mean", "std"):
@@ -183,7 +191,7 @@ def _pooling(draft: Draft) -> dict[str, Any]:
     if before and after:
         draft.refuse("timm has a norm before the pooling or after it, not both")
     return {
-        "global_pool": _POOLS.get(pooling or "", ""),
+        "global_pool": POOLS.get(pooling or "", ""),
         "pool_include_prefix": pooling == "avg-prefix",
         "final_norm": before or after,
         "fc_norm": after,

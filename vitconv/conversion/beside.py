@@ -68,6 +68,7 @@ def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:
         facts=p.network.facts.filled(implied),
         names=frozenset(p.network.cells),
         keys=frozenset(t.key for t in p.targets),
+        options=variant.taken,
         extra={**extra, "dtype": next(iter(dtypes))} if len(dtypes) == 1 else extra,
     )
     answer = writer(request)

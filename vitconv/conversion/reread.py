@@ -31,9 +31,12 @@ def reread(path: Path, outs: list[Out], p: Plan) -> None:
         compare(written, outs)
         keys = {t.key for t in p.targets}
         if keys == set(found):
-            again = readings(p.target.variant.dialect, Header({k: t.shape for k, t in found.items()}))
+            v = p.target.variant
+            # Head counts and the sides of patches that are kept as rows are in no tensor.
+            told = {axis: n for axis, n in p.sizes.items() if axis in ("h", "p", "q")}
+            again = readings(v.dialect, Header({k: t.shape for k, t in found.items()}), v.taken, told)
             if not any(m.fits for m in again):
-                raise LayoutError(f"{path} is not recognised as {p.target.variant.dialect.name}")
+                raise LayoutError(f"{path} is not recognised as {v.dialect.name}")
 
 
 def compare(written: Checkpoint, outs: Iterable[Out]) -> None:

@@ -73,3 +73,67 @@ def fused_qv() -> tuple[Entry, ...]:
             fill=QV,
         ),
     )
+
+
+def attention(**rotary_only: tuple[str, ...]) -> Choice:
+    """Build the projections of q, k and v as timm's Eva has them; `rotary_only` is what AttentionRope goes with."""
+    return Choice(
+        "attention",
+        (
+            Option("fused", fused_qv()),
+            Option(
+                "split",
+                (
+                    *rule(BLOCK + "attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+                    *rule(
+                        BLOCK + "attn.{q_proj,v_proj}.bias: a",
+                        "blocks.{i}.attn.{q,v}.bias: a",
+                        optional=True,
+                        group="qkv_bias",
+                        fill=QV,
+                    ),
+                ),
+            ),
+            # With a table beside it the keys are those of DeiT-III.
+            Option(
+                "AttentionRope",
+                (
+                    *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+                    *rule(BLOCK + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a"),
+                ),
+                only=rotary_only,
+                read_only=True,
+            ),
+        ),
+    )
+
+
+def gated() -> Choice:
+    """Build the first linear of the MLP as timm's Eva has it: plain, or gated and packed, or gated and apart."""
+    return Choice(
+        "mlp",
+        (
+            Option(
+                "Mlp",
+                linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
+                without=("blocks.{i}.mlp.gate.weight",),
+            ),
+            Option(
+                "GluMlp",
+                (
+                    *rule(BLOCK + "mlp.fc1.weight: (* m) d", "blocks.{i}.mlp.{gate,up}.weight: m d"),
+                    *rule(BLOCK + "mlp.fc1.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m"),
+                ),
+                implies={"activation": "silu"},
+                without=("blocks.{i}.mlp.norm.weight",),
+            ),
+            Option(
+                "SwiGLU",
+                (
+                    *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
+                    *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
+                ),
+                implies={"activation": "silu"},
+            ),
+        ),
+    )

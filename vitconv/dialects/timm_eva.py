@@ -4,12 +4,10 @@ Source: huggingface/pytorch-image-models, timm/models/eva.py, 1.0.31. The period
 stored, nor is the key bias of zeros. Blocks that norm after the branch have the same keys.
 """
 
-from vitconv.dialects._eva import QV, block, end, fused_qv, stem
+from vitconv.dialects._eva import attention, block, end, gated, stem
 from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
-
-_GATE = "blocks.{i}.mlp.gate.weight"
+from vitconv.layout.rule import Forbid, linear, norm
 
 DIALECT = Dialect(
     name="timm-eva",
@@ -21,60 +19,8 @@ DIALECT = Dialect(
         *stem(),
         *norm("norm_pre", "embed.norm", optional=True),
         *block(
-            Choice(
-                "attention",
-                (
-                    Option("fused", fused_qv()),
-                    Option(
-                        "split",
-                        (
-                            *rule(
-                                BLOCK + "attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"
-                            ),
-                            *rule(
-                                BLOCK + "attn.{q_proj,v_proj}.bias: a",
-                                "blocks.{i}.attn.{q,v}.bias: a",
-                                optional=True,
-                                group="qkv_bias",
-                                fill=QV,
-                            ),
-                        ),
-                    ),
-                    # With a table beside it the keys are those of DeiT-III.
-                    Option(
-                        "AttentionRope",
-                        (
-                            *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
-                            *rule(BLOCK + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a"),
-                        ),
-                        only={"position": ("none",)},
-                        read_only=True,
-                    ),
-                ),
-            ),
-            Choice(
-                "mlp",
-                (
-                    Option("Mlp", linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"), without=(_GATE,)),
-                    Option(
-                        "GluMlp",
-                        (
-                            *rule(BLOCK + "mlp.fc1.weight: (* m) d", "blocks.{i}.mlp.{gate,up}.weight: m d"),
-                            *rule(BLOCK + "mlp.fc1.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m"),
-                        ),
-                        implies={"activation": "silu"},
-                        without=("blocks.{i}.mlp.norm.weight",),
-                    ),
-                    Option(
-                        "SwiGLU",
-                        (
-                            *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
-                            *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
-                        ),
-                        implies={"activation": "silu"},
-                    ),
-                ),
-            ),
+            attention(position=("none",)),
+            gated(),
         ),
         *norm(BLOCK + "attn.q_norm", "blocks.{i}.attn.q_norm", "e", optional=True),
         *norm(BLOCK + "attn.k_norm", "blocks.{i}.attn.k_norm", "e", optional=True),

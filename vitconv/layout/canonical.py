@@ -39,6 +39,8 @@ def _slots() -> Iterator[tuple[str, Slot]]:
         ("embed.reg", "r d", "token", "register tokens"),
         ("embed.mask", "d", "token", "mask token"),
         ("embed.pos", "n d", "position", "position table of the patch grid"),
+        ("embed.pos_y", "rows d", "position", "positions of the grid's rows, where the table is a sum"),
+        ("embed.pos_x", "columns d", "position", "positions of the grid's columns, where the table is a sum"),
         ("embed.pos_cls", "d", "position", "position row of the class token"),
         ("embed.pos_dist", "d", "position", "position row of the distillation token"),
         ("embed.pos_reg", "r d", "position", "position rows of the register tokens"),

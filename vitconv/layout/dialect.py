@@ -11,7 +11,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError, UsageError
 from vitconv.layout.canonical import stack_of
-from vitconv.layout.rule import Alias, Choice, Const, Entry, Forbid, Option, Rule, Tie
+from vitconv.layout.rule import Alias, Choice, Const, Doubt, Entry, Forbid, Option, Rule, Tie
 from vitconv.record import dataclass
 
 # A number, or a place in a template where one will stand.
@@ -30,6 +30,7 @@ class Dialect:
         library: the Python package whose own loader opens a file of this dialect.
         entries: rules, constants, aliases, ties and choices.
         implies: facts that hold for every file of the dialect; a tuple of values where several are possible.
+        doubts: what a network may compute besides, by the tensors it has.
         forbids: keys that say that a file cannot be carried, each with its reason.
         cannot: canonical templates (regular expressions) it has no place for, each with the reason.
         equal: axes that are one size in every network of the dialect, such as attention width and width.
@@ -49,6 +50,7 @@ class Dialect:
     entries: tuple[Entry, ...]
     implies: Mapping[str, Any] = field(default_factory=dict)
     forbids: tuple[Forbid, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     cannot: Mapping[str, str] = field(default_factory=dict)
     equal: tuple[tuple[str, str], ...] = ()
     family: str = "plain"

@@ -152,7 +152,7 @@ def fitting(
     if dialect.staged and not _speaks(dialect, header):
         return []
     dialect = header.settled(dialect)
-    solved = _solved(dialect.variants, header, wanted or {}, given)
+    solved = _solved((v for v in dialect.variants if v.asked(wanted or {})), header, wanted or {}, given)
     decided = decide(dialect, solved, facts or {})
     if len(decided) == 1 or not any(o.foreign for c in dialect.choices for o in c.options):
         return decided

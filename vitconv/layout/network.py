@@ -134,7 +134,14 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
             if of is not None:
                 names = [part.replace("{i}", str(layer)) for part in t.parts]
                 cells |= {name: dataclasses.replace(of, name=name) for name in names}
-    implied = match.variant.implies
-    single = {k: v for k, v in implied.items() if not isinstance(v, tuple) and k not in match.variant.maybe}
-    several = {k: v for k, v in implied.items() if isinstance(v, tuple)} | match.variant.maybe
+    implied, maybe = match.variant.implies, match.variant.maybe
+    for doubt in match.dialect.doubts:
+        if all(n in cells for n in doubt.needs) and not any(n in cells for n in doubt.without):
+            maybe = maybe | {k: (*_several(maybe.get(k, implied.get(k, ()))), *v) for k, v in doubt.maybe.items()}
+    single = {k: v for k, v in implied.items() if not isinstance(v, tuple) and k not in maybe}
+    several = {k: v for k, v in implied.items() if isinstance(v, tuple)} | maybe
     return Network(cells, {}, match.sizes, match.depth, facts.filled(single), (), several)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

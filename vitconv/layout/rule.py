@@ -124,6 +124,18 @@ class Forbid:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """Facts that a network may have besides those implied, as another class of the library with the same keys.
+
+    It is one that has the canonical templates `needs` and none of `without`; it is asked about where that decides.
+    """
+
+    maybe: Mapping[str, tuple[Any, ...]]
+    needs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Option:
     """One alternative of a choice.
 

@@ -18,10 +18,11 @@ class ViTConfig:
     With `channels` 0 there is no patch projection: the network takes tokens [b t d] (a bare trunk).
 
     Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0:
-    no table), `registers` r, `classes` o (0: no head), `pool_dense` the width after the pooler (0: none). A flag says
-    that the tensors of that name exist. `relative` counts the
-    rows of the table of relative positions, `periods` the stored periods of rotary positions; `pool_map` and `pool_mlp`
-    are the widths of an attention-pooling head. `inert` are tensors that training alone uses, such as a decoder.
+    no table), `rows` and `columns` those of a table that is a sum of two, `registers` r, `classes` o (0: no head),
+    `pool_dense` the width after the pooler (0: none). A flag says that the tensors of that name exist. `relative`
+    counts the rows of the table of relative positions, `periods` the stored periods of rotary positions; `pool_map` and
+    `pool_mlp` are the widths of an attention-pooling head. `inert` are tensors that training alone uses, such as a
+    decoder.
 
     `facts` holds what no tensor says; use `config_from_shapes` to have it checked
     for completeness.
@@ -35,6 +36,8 @@ class ViTConfig:
     channels: int
     positions: int
     facts: Semantics
+    rows: int = 0
+    columns: int = 0
     classes: int = 0
     classes_dist: int = 0
     registers: int = 0
@@ -97,6 +100,8 @@ class ViTConfig:
             Refused: neither is known and the number of positions is no square.
         """
         facts = self.facts
+        if self.rows:
+            return self.rows, self.columns
         if facts.grid is not None:
             return facts.grid
         if facts.image_size is not None:
@@ -199,7 +204,7 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "final_norm_eps": config.norm or config.pool_norm,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
-        "position": config.positions == 0 and config.channels > 0 and not config.relative,
+        "position": not (config.positions or config.rows or config.relative) and config.channels > 0,
         "rope_layout": facts.position == "rope",
         "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved",
         "focusing_factor": facts.attention in FOCUSED,

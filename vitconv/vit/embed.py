@@ -29,13 +29,14 @@ class Embed(nn.Module):
     """Cut the image into patches, add their positions, and put class, distillation and register tokens ahead.
 
     Every token has its own position row or none: x = [cls + pos_cls; dist + pos_dist; reg + pos_reg; patch +
-    pos] (Dosovitskiy et al., 2021, equation 1; Touvron et al., DeiT, 2021; Darcet et al., registers, 2023).
+    pos] (Dosovitskiy et al., 2021, equation 1; Touvron et al., DeiT, 2021; Darcet et al., registers, 2023). A
+    table may be the sum of one over rows and one over columns (Dehghani et al., NaViT, 2023, section 2.1).
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         d, c, facts = config.width, config.channels, config.facts
-        self.positions = config.positions
+        self.positions = config.positions or config.rows * config.columns
 
         def row(present: bool, *shape: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(*shape)) if present else None
@@ -48,6 +49,7 @@ class Embed(nn.Module):
         )
         self.mask = row(config.mask, d)
         self.pos = row(config.positions > 0, config.positions, d)
+        self.pos_y, self.pos_x = (row(n > 0, n, d) for n in (config.rows, config.columns))
         eps = facts.embed_norm_eps or 0.0
         self.pixel_norm = PixelNorm((c, *config.patch), eps) if config.pixel_norm else None
         self.patch_norm = Norm(d, eps, facts.norm_kind or "layernorm", config.norm_bias) if config.patch_norm else None
@@ -74,7 +76,7 @@ class Embed(nn.Module):
                 there is no mask token.
         """
         x = images if self.patch is None else self._patches(images)
-        if self.pos is not None and x.shape[1] != self.positions:
+        if self.positions and x.shape[1] != self.positions:
             size = " x ".join(str(n) for n in images.shape[2:])
             raise UsageError(
                 f"an image of {size} pixels gives {x.shape[1]} patches, the position table has {self.positions}"
@@ -86,6 +88,8 @@ class Embed(nn.Module):
             x = torch.where(masked.unsqueeze(-1), self.mask, x)
         if self.pos is not None:
             x = x + self.pos
+        if self.pos_y is not None and self.pos_x is not None:
+            x = x + (self.pos_y[:, None] + self.pos_x).flatten(0, 1)
         prefix = [
             (token if place is None else token + place).reshape(-1, x.shape[-1]).expand(len(x), -1, -1)
             for token, place in (

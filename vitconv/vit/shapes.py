@@ -45,6 +45,8 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "attention_width": shapes[f"{_BLOCK}attn.q.weight"][0],
         "mlp_width": shapes[f"{_BLOCK}mlp.up.weight"][0],
         "positions": shapes["embed.pos"][0] if has("embed.pos") else 0,
+        "rows": shapes.get("embed.pos_y", (0,))[0],
+        "columns": shapes.get("embed.pos_x", (0,))[0],
         "classes": shapes["head.weight"][0] if has("head.weight") else 0,
         "classes_dist": shapes["head_dist.weight"][0] if has("head_dist.weight") else 0,
         "registers": shapes["embed.reg"][0] if has("embed.reg") else 0,
@@ -115,6 +117,8 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     put(config.registers, "embed.reg", config.registers, d)
     put(config.mask, "embed.mask", d)
     put(config.positions, "embed.pos", config.positions, d)
+    put(config.rows, "embed.pos_y", config.rows, d)
+    put(config.columns, "embed.pos_x", config.columns, d)
     put(config.pos_cls, "embed.pos_cls", d)
     put(config.pos_dist, "embed.pos_dist", d)
     put(config.pos_reg, "embed.pos_reg", config.registers, d)

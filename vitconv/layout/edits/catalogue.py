@@ -16,6 +16,7 @@ from vitconv.layout.edits.drop import DROP
 from vitconv.layout.edits.edit import Edit
 from vitconv.layout.edits.fill import FILL
 from vitconv.layout.edits.focus import FOCUS_ATTENTION
+from vitconv.layout.edits.join_position import JOIN_POSITION
 from vitconv.layout.edits.layer_scale import FOLD_LAYER_SCALE
 from vitconv.layout.edits.patch import RESIZE_PATCH
 from vitconv.layout.edits.position import RESIZE_POSITION
@@ -30,6 +31,7 @@ EDITS: Mapping[str, Edit] = {
         FILL,
         FOLD_CLS_POSITION,
         UNFOLD_CLS_POSITION,
+        JOIN_POSITION,
         FOLD_LAYER_SCALE,
         FOLD_DEEPNORM,
         RESIZE_POSITION,

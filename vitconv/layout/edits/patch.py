@@ -12,7 +12,7 @@ from typing import Any
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.edits.edit import Edit, Param, Values, choice, pair, show, sized
 from vitconv.layout.edits.interpolate import RULES, resize_matrix
-from vitconv.layout.edits.position import resized, source_grid
+from vitconv.layout.edits.position import JOIN, resized, source_grid
 from vitconv.layout.network import Applied, Cell, Made, Network
 
 NAME = "embed.patch.weight"
@@ -48,6 +48,8 @@ def _grid(
     network: Network, old: tuple[int, int], size: tuple[int, int], keep: str, values: Values
 ) -> tuple[Network, str, dict[str, Any]]:
     """Return the network with the position table that goes with the new patch, what was done, and the new facts."""
+    if "embed.pos_y" in network.cells and keep == "image":
+        raise Refused(JOIN.format("resize-patch"))
     if "embed.pos" not in network.cells:
         return network, "no position table to resize", {"grid": None, "image_size": network.facts.image_size}
     if keep == "grid" and network.facts.grid is None and "from" not in values:

@@ -12,10 +12,13 @@ from vitconv.layout.edits.interpolate import RULES, pull_back_grid, resize_grid
 from vitconv.layout.network import Applied, Cell, Made, Network
 
 NAME = "embed.pos"
+JOIN = "--edit {}: the position table is a sum over rows and columns; say --edit join-position first"
 
 
 def _apply(network: Network, values: Values) -> Network:
     target: tuple[int, int] = values["to"]
+    if "embed.pos_y" in network.cells:
+        raise Refused(JOIN.format("resize-position"))
     if NAME not in network.cells:
         raise UsageError(f"--edit resize-position: this network has no position table ({NAME})")
     source = source_grid(network, values.get("from"), "resize-position")
