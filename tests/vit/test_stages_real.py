@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitconv.conversion.translate import translate
+from vitconv.errors import Refused
 from vitconv.layout.semantics import Semantics
 from vitconv.vit.stages.config import config_of_stages
 from vitconv.vit.stages.model import StageViT
@@ -105,6 +106,76 @@ def test_the_reference_computes_what_the_library_does(library: str, v2: bool, si
     for key, grad in mine.items():
         # What the function does not feel has a gradient of zero up to rounding.
         assert (there[key] - grad).abs().max() <= CLOSE * max(float(grad.abs().max()), 1.0) * 10, key
+
+
+# (image, window): maps that windows do not tile, one side covered by one window, sides that halve unevenly, no squares.
+ODD = {
+    "not-tiled": ((44, 44), (4, 4)),
+    "one-side": ((16, 32), (4, 4)),
+    "no-square": ((32, 48), (4, 3)),
+    "odd-map": ((28, 36), (3, 3)),
+    "wide": ((24, 96), (3, 4)),
+}
+RULE = {"timm": "timm", "torchvision": "torchvision", "transformers": "microsoft"}
+
+
+def odd_net(library: str, v2: bool, image: tuple[int, int], window: tuple[int, int]) -> nn.Module:
+    if library == "timm":
+        import timm
+
+        entry = "swinv2_tiny_window8_256" if v2 else "swin_tiny_patch4_window7_224"
+        return timm.create_model(entry, **SIZES | {"img_size": image, "patch_size": 2, "window_size": window})
+    if library == "torchvision":
+        from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+        more = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if v2 else {}
+        return SwinTransformer([2, 2], 8, [2, 2], [2, 4], list(window), num_classes=5, **more)
+    import transformers
+
+    config = transformers.SwinConfig(**SIZES | {"image_size": image, "patch_size": 2, "window_size": window[0]})
+    return transformers.SwinForImageClassification(config)
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("library", MAKERS)
+@pytest.mark.parametrize("case", ODD)
+def test_windows_that_do_not_tile_a_map_or_are_no_squares(library: str, v2: bool, case: str) -> None:
+    image, window = ODD[case]
+    if library == "transformers" and (v2 or window[0] != window[1]):
+        pytest.skip("transformers has square windows, and those of Swin V2 are shifted by the height alone")
+    net = filled(odd_net(library, v2, image, window), 0)
+    facts = facts_of(v2, 0) | {"image_size": image, "window": (window[0],), "window_width": (window[1],)}
+    if library == "timm":
+        sides = [layer.blocks[0].attn.window_size for layer in net.layers]
+        facts |= {"window": tuple(h for h, _ in sides), "window_width": tuple(w for _, w in sides)}
+    canonical = translate(net.state_dict(), dialect_of(library, v2), "canonical-stages", facts=facts)
+    images = torch.randn(1, 3, *image, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        theirs = logits(net, images)
+
+    def gap(rule: str) -> float:
+        config = config_of_stages(
+            {k: tuple(v.shape) for k, v in canonical.items()}, Semantics(**facts, window_rule=rule)
+        )
+        ours = StageViT(config).double()
+        ours.load_state_dict(canonical, strict=True)
+        with torch.no_grad():
+            return float((theirs - ours(images)).abs().max() / theirs.abs().max())
+
+    assert gap(RULE[library]) <= CLOSE
+    if case in ("not-tiled", "one-side") and library != "transformers":
+        assert gap("microsoft" if case == "one-side" else "torchvision" if library == "timm" else "timm") > 1e-6
+
+
+def test_whose_windows_they_are_is_asked_for_where_codebases_part() -> None:
+    image, window = ODD["not-tiled"]
+    net, facts = filled(odd_net("timm", False, image, window), 0), facts_of(False, 0) | {"image_size": image}
+    canonical = translate(net.state_dict(), "timm-swin", "canonical-stages", facts=facts)
+    ours = StageViT(config_of_stages({k: tuple(v.shape) for k, v in canonical.items()}, Semantics(**facts))).double()
+    with pytest.raises(
+        Refused, match=r"windows of 4x4 on a map of 22x22.*--set window_rule=microsoft\|timm\|torchvision"
+    ):
+        ours(torch.zeros(1, 3, *image, dtype=torch.float64))
 
 
 PAIRS = [(a, b) for a in MAKERS for b in MAKERS if a != b]

@@ -18,6 +18,8 @@ from vitconv.layout.semantics import Semantics
 KINDS = ("swin", "swinv2")
 # What the configuration classes take when the file does not say it: so it is what the network computes with.
 DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "embed_dim": 96, "num_channels": 3}
+# The norms after the patches and of the mergings are torch's as they come, whatever the configuration says.
+STEM_EPS = 1e-5
 _DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -50,7 +52,7 @@ def read(raw: Any, where: str) -> Found:
         norm_kind="layernorm",
         norm_eps=eps,
         final_norm_eps=eps,
-        embed_norm_eps=eps,
+        embed_norm_eps=STEM_EPS,
         activation=FROM_HF.get(act),
         attention="cosine" if v2 else "softmax",
         kv_normalised=True,
@@ -82,7 +84,9 @@ def write(request: Request) -> Written:
     draft, sizes, facts = Draft(request, title), request.sizes, request.facts
     heads, windows, image = draft.need("stage_heads"), draft.need("window"), draft.need("image_size")
     trained = draft.need("pretrained_window") if v2 else None
-    eps = draft.one_eps()
+    eps = draft.need("norm_eps")
+    draft.only("final_norm_eps", eps, why=f"{title} states one eps for the norms of blocks and the last", needed=True)
+    draft.only("embed_norm_eps", STEM_EPS, why=f"{title} has {STEM_EPS:g} after patches and mergings", needed=True)
     draft.only("norm_placement", "res-post" if v2 else "pre", why=f"{title} has its norms elsewhere", needed=True)
     draft.only("attention", "cosine" if v2 else "softmax", why=f"{title} attends otherwise")
     stages = len({name.split(".")[1] for name in request.names if name.startswith("stages.")})

@@ -11,7 +11,7 @@ from vitconv.io.source import Checkpoint
 from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics
-from vitconv.layout.windows import Window, of_offsets, of_places, square, told_windows, uneven
+from vitconv.layout.windows import Window, contested, of_offsets, of_places, square, told_windows
 
 
 def proven_by_stages(
@@ -50,8 +50,8 @@ def proven_by_stages(
     new = {name: value for name, value in found.items() if getattr(facts, name) is None}
     notes += [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
     facts = facts.filled(new)
-    facts, uneven_ = _uneven(match, facts)
-    return facts, [*notes, *_clipped(match, facts), *uneven_]
+    facts, more = _contested(match, facts)
+    return facts, [*notes, *_clipped(match, facts), *more]
 
 
 class Held(NamedTuple):
@@ -105,22 +105,20 @@ def _clipped(match: Match, facts: Semantics) -> list[str]:
     ]
 
 
-# Libraries that shift windows along each side by itself; the others along both, or along neither.
-_EACH = ("timm", "torchvision")
+# Whose rule a library follows where windows are laid out in different ways.
+_RULE = {"timm": "timm", "torchvision": "torchvision"}
 
 
-def _uneven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
-    """Say how the code of this layout shifts, where one window covers just one side of a map and it matters."""
-    found = [(s, w, grid) for s, w, grid in _stages(match, facts) if uneven(w, 1, grid)]
+def _contested(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
+    """Say whose windows these are, where codebases lay them out in different ways and it matters."""
+    depths = depths_of([name for b in match.bound for name in b.parts])
+    found = [(s, w, grid) for s, w, grid in _stages(match, facts) if depths[s] > 1 and contested(w, grid)]
     if not found or match.dialect.family != "stages":
         return facts, []
-    rule = "each" if match.dialect.library in _EACH else "both"
-    facts = facts.filled({"window_shift": rule})
-    words = {"both": "along both sides or neither", "each": "along each side that has several"}
+    facts = facts.filled({"window_rule": _RULE.get(match.dialect.library, "microsoft")})
     return facts, [
-        f"stage {s}: windows of {_by(w)} cover one side of the map of {_by(grid)}; they are shifted"
-        f" {words[facts.window_shift or rule]} (window_shift={facts.window_shift}); Microsoft's code and transformers"
-        " shift along both or neither, timm and torchvision along each"
+        f"stage {s}: shifted windows of {_by(w)} on a map of {_by(grid)} are laid out as"
+        f" {facts.window_rule}'s code does (window_rule); others do it in another way: not one function"
         for s, w, grid in found
     ]
 

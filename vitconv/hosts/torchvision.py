@@ -90,7 +90,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
             ("torchvision-swinv2" if v2 else "torchvision-swin",),
             run,
             pretrained=(0,) * stage_count if v2 else None,
-            shift="each",
+            rule="torchvision",
         )
         return stages.describe(module, spec, kind)
     places = locate(module, TABLE)

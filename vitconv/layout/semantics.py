@@ -46,8 +46,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "focused-stable",
     ),
     "focused_eps_mode": ("sum", "mean"),
-    # Where one window covers one side of the map: whether it is shifted along the other side.
-    "window_shift": ("both", "each"),
+    # Whose windows they are where codebases part: see vitconv.layout.windows.
+    "window_rule": ("microsoft", "timm", "torchvision"),
 }
 FOCUSED = tuple(name for name in CHOICES["attention"] if name.startswith("focused-"))
 
@@ -60,8 +60,8 @@ class Semantics:
     do not hold it. `grid` and `image_size` are (height, width) in patches and pixels; `mean` and `std` are per input
     channel in the 0..1 range; eps values are those added to the variance. `stage_heads`, `window` and
     `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
-    its height where `window_width` says another width. `window_shift` says what happens where one window covers just
-    one side of the map: windows are shifted along `both` sides or not at all, or along `each` side that has several.
+    its height where `window_width` says another width. `window_rule` says whose windows they are where codebases part:
+    one window covers just one side of a map, or windows do not tile it.
     """
 
     heads: int | None = None
@@ -89,7 +89,7 @@ class Semantics:
     stage_heads: tuple[int, ...] | None = None
     window: tuple[int, ...] | None = None
     window_width: tuple[int, ...] | None = None
-    window_shift: str | None = None
+    window_rule: str | None = None
     pretrained_window: tuple[int, ...] | None = None
     focusing_factor: float | None = None
     focused_eps: float | None = None

@@ -97,12 +97,34 @@ def maps_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> d
 
 def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:
     """Say whether Microsoft's code shifts the windows of a block: every second, unless one window covers a side."""
-    return block % 2 == 1 and min(window) > 1 and grid[0] > window[0] and grid[1] > window[1]
+    return block % 2 == 1 and min(window) > 1 and shift_of(window, grid, "microsoft") != (0, 0)
 
 
-def uneven(window: Window, block: int, grid: tuple[int, int]) -> bool:
-    """Say whether one window covers just one side of the map: then codebases shift along the other, or do not."""
-    return block % 2 == 1 and (grid[0] > window[0]) != (grid[1] > window[1])
+RULES = ("microsoft", "timm", "torchvision")
+
+
+def shift_of(window: Window, grid: tuple[int, int], rule: str) -> tuple[int, int]:
+    """Return by how much the shifted windows of a map are shifted, by the rule of a codebase.
+
+    `microsoft` (transformers and mmpretrain too) shifts along both sides, or not at all where one window covers a side;
+    `timm` and `torchvision` shift along every side that has several windows.
+    """
+    high, wide = (w // 2 if n > w else 0 for n, w in zip(grid, window, strict=True))
+    return (high, wide) if rule != "microsoft" or (grid[0] > window[0] and grid[1] > window[1]) else (0, 0)
+
+
+def padded(window: Window, grid: tuple[int, int]) -> bool:
+    """Say whether zeros that make the windows tile a map lie along a side that is shifted.
+
+    transformers and torchvision put them there before the shift, timm after it; Microsoft's code has none.
+    """
+    shift = shift_of(window, grid, "timm")
+    return any(by and n % w for by, n, w in zip(shift, grid, window, strict=True))
+
+
+def contested(window: Window, grid: tuple[int, int]) -> bool:
+    """Say whether the codebases lay out shifted windows on this map in different ways."""
+    return padded(window, grid) or len({shift_of(window, grid, rule) for rule in RULES}) > 1
 
 
 def per_stage(values: Any, stages: int) -> dict[int, int]:

@@ -16,7 +16,7 @@ from vitconv.hosts.base.host import Built, Inputs, Spec
 from vitconv.hosts.base.survey import eps_of, survey
 from vitconv.hosts.base.tap import Tap
 from vitconv.layout.semantics import Semantics
-from vitconv.layout.windows import square, told_windows, uneven
+from vitconv.layout.windows import contested, square, told_windows
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Names:
 class Kind:
     """A host's network of stages: who it is, its names, the dialects of its state dict, and how it runs.
 
-    `shift` is the fact `window_shift` of this codebase.
+    `rule` is the fact `window_rule` of this codebase.
     """
 
     host: str
@@ -57,7 +57,7 @@ class Kind:
     image_size: tuple[int, int] | None = None
     pretrained: tuple[int, ...] | None = None
     backend: str = "eager"
-    shift: str | None = None
+    rule: str | None = None
 
 
 def blocks_of(module: nn.Module, names: Names) -> dict[tuple[int, int], tuple[str, nn.Module]]:
@@ -95,7 +95,7 @@ def describe(module: nn.Module, spec: Spec, kind: Kind) -> Built:
         model=spec.model or type(module).__name__,
         module=module,
         dialects=kind.dialects,
-        facts=facts.replaced({"image_size": size, "window_shift": _shift(facts, kind, size, patch)}),
+        facts=facts.replaced({"image_size": size, "window_rule": _rule(facts, kind, size, patch)}),
         survey=survey(module, places, kind.backend),
         taps=_taps(modules, blocks, names),
         inputs=Inputs("images", (patch.in_channels, *size)),  # type: ignore[arg-type]
@@ -115,7 +115,12 @@ def _facts(
     cosine = any(hasattr(a, "logit_scale") for row in attns for a in row)
     eps = {
         "norm_eps": common(eps_of(m) for p, m in places.items() if re.search(r"\.norm\d$", p)),
-        "embed_norm_eps": eps_of(places["embed.norm"]) if "embed.norm" in places else None,
+        # That of the patches and of the mergings, which are one in every codebase.
+        "embed_norm_eps": common(
+            eps
+            for p, m in modules.items()
+            if (p == kind.names.stem or re.search(r"(downsample|features\.\d+)\.norm$", p)) and (eps := eps_of(m))
+        ),
         "final_norm_eps": eps_of(places["norm"]) if "norm" in places else None,
     }
     heads = [common(getattr(a, "num_heads", getattr(a, "num_attention_heads", None)) for a in row) for row in attns]
@@ -165,12 +170,13 @@ def _usual(facts: Semantics, patch: Any) -> int:
     return int(patch.stride[0]) * max(w * 2 ** (j % stages) for j, w in enumerate(windows)) * (1 if stages > 1 else 2)
 
 
-def _shift(facts: Semantics, kind: Kind, size: tuple[int, int], patch: Any) -> str | None:
-    """Return how this codebase shifts its windows, where it matters: one of them covers just one side of its map."""
+def _rule(facts: Semantics, kind: Kind, size: tuple[int, int], patch: Any) -> str | None:
+    """Return whose windows these are, where codebases lay them out in different ways and it matters."""
     told = told_windows(facts.known(), len(facts.window or ()))
     rows, columns = (-(-n // int(p)) for n, p in zip(size, patch.stride, strict=True))
     maps = [(-(-rows // 2**s), -(-columns // 2**s)) for s in range(len(told))]
-    return kind.shift if any(uneven(square(t) or (0, 0), 1, m) for t, m in zip(told, maps, strict=True)) else None
+    pairs = [(square(t), m) for t, m in zip(told, maps, strict=True)]
+    return kind.rule if any(w is not None and contested(w, m) for w, m in pairs) else None
 
 
 def _taps(

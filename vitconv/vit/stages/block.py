@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitconv.errors import Refused
-from vitconv.layout.windows import Window, uneven
+from vitconv.layout.windows import RULES, Window, contested, shift_of
 from vitconv.vit.activation import activation
 from vitconv.vit.norm import Norm
 from vitconv.vit.stages.attention import Grid, ReducedAttention, WindowAttention
@@ -56,7 +56,7 @@ class StageBlock(nn.Module):
         super().__init__()
         d, eps = config.width(s), config.facts.norm_eps or 0.0
         self.windowed, self.post = config.windowed, config.facts.norm_placement == "res-post"
-        self.odd, self.rule = i % 2 == 1, config.facts.window_shift
+        self.odd, self.rule = i % 2 == 1, config.facts.window_rule
         self.norm1, self.norm2 = Norm(d, eps), Norm(d, eps)
         focused = config.focused(s, i)
         kinds = {
@@ -78,43 +78,39 @@ class StageBlock(nn.Module):
         return x + self.mlp(self.norm2(x), grid)
 
     def mix(self, x: Tensor, grid: Grid) -> Tensor:
-        """Attend over the map, or in its windows: padded to whole windows, shifted in every second block."""
+        """Attend over the map, or in its windows: filled up to whole windows, shifted in every second block."""
         if not self.windowed:
             return self.attn(x, grid)
         high, wide = window = cast(Window, self.attn.window)
-        image = x.unflatten(1, grid)
-        image = F.pad(image, (0, 0, 0, -grid[1] % wide, 0, -grid[0] % high))
+        shift = self.shift(window, grid)
+        image, fill = x.unflatten(1, grid), (0, 0, 0, -grid[1] % wide, 0, -grid[0] % high)
+        if self.rule == "timm":
+            image = F.pad(image.roll((-shift[0], -shift[1]), (1, 2)), fill)
+        else:
+            image = F.pad(image, fill).roll((-shift[0], -shift[1]), (1, 2))
         size = image.shape[1], image.shape[2]
-        shift = self.shift(window, size)
-        image = image.roll((-shift[0], -shift[1]), (1, 2))
         windows = image.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).transpose(2, 3)
         tokens = windows.flatten(0, 2).flatten(1, 2)
         mask = apart(window, size, shift) if any(shift) else None
         y = self.attn(tokens, None if mask is None else mask.to(x.device))
         y = y.reshape(*windows.shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        y = y.roll(shift, (1, 2))[:, : grid[0], : grid[1]]
-        return y.flatten(1, 2)
+        y = y[:, : grid[0], : grid[1]].roll(shift, (1, 2)) if self.rule == "timm" else y.roll(shift, (1, 2))
+        return y[:, : grid[0], : grid[1]].flatten(1, 2)
 
-    def shift(self, window: Window, size: Grid) -> tuple[int, int]:
-        """Return by how much the windows of this block are shifted on a map of whole windows.
+    def shift(self, window: Window, grid: Grid) -> tuple[int, int]:
+        """Return by how much the windows of this block are shifted on a map.
 
         Raises:
-            Refused: one window covers just one side, and nothing says whether it is shifted along the other.
+            Refused: codebases do it in different ways on this map, and nothing says whose windows these are.
         """
         if not self.odd:
             return 0, 0
-        if uneven(window, 1, size):
-            if self.rule is None:
-                raise Refused(
-                    f"windows of {window[0]}x{window[1]} cover one side of a map of {size[0]}x{size[1]}: Microsoft's"
-                    " code then shifts along neither side (--set window_shift=both), timm and torchvision along the"
-                    " other (--set window_shift=each)"
-                )
-            if self.rule == "both":
-                return 0, 0
-        # Along a side that one window covers there is nothing to shift.
-        high, wide = (w // 2 if n > w else 0 for n, w in zip(size, window, strict=True))
-        return high, wide
+        if contested(window, grid) and self.rule is None:
+            raise Refused(
+                f"codebases lay out shifted windows of {window[0]}x{window[1]} on a map of {grid[0]}x{grid[1]} in"
+                f" different ways; say whose these are with --set window_rule={'|'.join(RULES)}"
+            )
+        return shift_of(window, grid, self.rule or "microsoft")
 
 
 def apart(window: Window, size: Grid, shift: tuple[int, int]) -> Tensor:

@@ -56,7 +56,7 @@ class Merge(nn.Module):
 
     def __init__(self, config: StagesConfig, s: int) -> None:
         super().__init__()
-        at, eps = f"stages.{s}.merge.", config.facts.norm_eps or 0.0
+        at, eps = f"stages.{s}.merge.", config.facts.embed_norm_eps or 0.0
         for name in NEIGHBOURS:
             d, before = config.shapes[f"{at}{name}.weight"]
             self.add_module(name, nn.Linear(before, d, bias=False))
