@@ -18,7 +18,12 @@ _PART = re.compile(
     r"|(\w+_)?metrics?|accuracy)"
 )
 # DINO's and iBOT's head is `head.mlp` and `head.last_layer`, SwAV's `head.projection_head` and `head.prototypes`.
-_HEAD = re.compile(r"^(?:\w+\.)?head\.(mlp|last_layer|projection_head|prototypes)\.")
+# iBOT's second head for patches is `mlp2` and `last_layer2` where it is not shared.
+_HEAD = re.compile(r"^(?:\w+\.)?head\.(mlp2?|last_layer2?|projection_head|prototypes)\.")
+# What stands for a masked patch while a network is trained: iBOT, SimMIM, BEiT, DINOv2. No function needs it.
+_MASK = re.compile(r"masked_embed|mask_token|mask_embed(ding)?")
+# MoCo's queue of keys, and MoBY's two, in the places of buffers.
+_QUEUE = re.compile(r"queue(\d+|_\w+)?")
 # MoCo-v3's projector takes the classifier's place: linear layers and BatchNorm in turn, in a list.
 _LISTED_HEAD = re.compile(r"^((?:\w+\.)?(?:head|fc|classifier|proj)\.)\d+\.running_mean$")
 # One number each: how far the training is and what it reached.
@@ -45,6 +50,8 @@ def _is_training(branch: Branch, key: str) -> bool:
     parts = key.split(".")
     if any(_PART.fullmatch(part) for part in parts[:-1][:2]) or _HEAD.match(key):
         return True
+    if _QUEUE.fullmatch(key):
+        return True
     stored = branch.tensors.get(key)
     # What is left aside is no longer among the tensors, and is then judged by its name.
     return (stored is None or stored.numel == 1) and len(parts) <= 2 and bool(_COUNTER.fullmatch(parts[-1]))
@@ -55,6 +62,14 @@ def without_training_parts(branch: Branch) -> Iterator[Branch]:
     gone = training_keys(branch)
     if gone and len(gone) < len(branch.tensors):
         yield _without(branch, gone, "of training (a head, a loss or a counter), no part of the network, left aside")
+
+
+def without_mask_token(branch: Branch) -> Iterator[Branch]:
+    """Yield the branch without its mask token, for layouts that have no place for one; nobody has consented to it."""
+    gone = [key for key in branch.tensors if _MASK.fullmatch(key)]
+    if gone:
+        fewer = _without(branch, gone, "a mask token of pre-training, which changes no output, beside the network")
+        yield dataclasses.replace(fewer, unclaimed=(*branch.unclaimed, *gone))
 
 
 def without_dropped(branch: Branch, patterns: Sequence[str]) -> tuple[Branch, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Further readings of a branch: blocks in chunks, and keys beside the network that say whose it is."""
+"""Further readings of a branch: prefixes off, blocks out of chunks, and keys beside the network set aside."""
 
 from __future__ import annotations
 
@@ -6,11 +6,33 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from vitconv.conversion.asides import without_dropped, without_mask_token, without_training_parts
 from vitconv.io.contents import some
-from vitconv.io.envelope import Branch, Step
+from vitconv.io.envelope import Branch, Step, loosen
 
 # DINOv2's training keeps blocks in chunks for FSDP; the second number is that of the block in the whole network.
 _CHUNK = re.compile(r"^blocks\.(\d+)\.(\d+)\.")
+
+
+def readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
+    """Yield the branch, and then what may be read in it; a reading that needs less taken off comes first."""
+    yield branch
+    yield from slashed(branch)
+    towers = [branch, *without_text_tower(branch)]
+    yield from towers[1:]
+    parts = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
+    parts += [flat for part in parts for flat in unchunked(part)]
+    yield from parts[1:]
+    for part in loosen(branch):
+        yield from without_text_tower(part)
+    fewer = [less for part in parts for less in without_training_parts(part)]
+    yield from fewer
+    for part in (*parts, *fewer):
+        yield from without_mask_token(part)
+    for part in parts if drop else ():
+        less, used = without_dropped(part, drop)
+        if used:
+            yield less
 
 
 def unchunked(branch: Branch) -> Iterator[Branch]:

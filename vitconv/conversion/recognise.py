@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from vitconv.conversion.asides import training_keys, without_dropped, without_training_parts
+from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
-from vitconv.conversion.readings import slashed, text_keys, unchunked, without_text_tower
+from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
@@ -109,8 +109,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         refuse_adapter(chosen, checkpoint.path)
     if wishes.choices:
         _check_choices(wishes.choices, dialects.every())
-    choices = {**_recorded(checkpoint.metadata, dialects), **wishes.choices}
     known = gather(checkpoint, wishes)
+    configured = known.beside.choices if known.beside else {}
+    choices = {**configured, **_recorded(checkpoint.metadata, dialects), **wishes.choices}
     branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
     foreign = known.beside.disagreements({**match.sizes, "i": match.depth}) if known.beside else ()
     if foreign:
@@ -254,7 +255,7 @@ def _read(
 ) -> tuple[Branch, Match]:
     """Detect the branch as it is, or else one reading of it: a prefix off, a training head aside, keys dropped."""
     fitting: list[tuple[Branch, Match]] = []
-    for reading in _readings(branch, wishes.drop):
+    for reading in readings(branch, wishes.drop):
         try:
             match = _detect(reading, *dialects.likely(reading.tensors), choices, wishes, facts)
         except (NotRecognised, Refused) as e:
@@ -275,13 +276,19 @@ def _read(
                 reading, unclaimed=tuple(k for k in reading.unclaimed if k not in claimed)
             ), match
     # Nothing fits. Which is the closest, or why it is refused, is told by all dialects.
-    return branch, _detect(branch, dialects.every(), lambda _: [], choices, wishes, facts)
+    from vitconv.conversion.nearest import nearest, without
+
+    reading = nearest(branch, dialects.every(), wishes.axes)
+    try:
+        return reading, _detect(reading, dialects.every(), lambda _: [], choices, wishes, facts)
+    except (NotRecognised, Refused) as e:
+        raise type(e)(f"{e}{without(branch, reading)}") from e
 
 
-def _largest(readings: list[Branch]) -> list[Branch]:
+def _largest(found: list[Branch]) -> list[Branch]:
     """Return the first of the readings that hold the same tensors, but none that another one contains."""
     held: dict[frozenset[tuple[str, ...]], Branch] = {}
-    for reading in readings:
+    for reading in found:
         held.setdefault(frozenset(t.path for t in reading.tensors.values()), reading)
     return [reading for paths, reading in held.items() if not any(paths < more for more in held)]
 
@@ -304,25 +311,6 @@ def _detect(
             raise
         sides = {x: n // g for x, n, g in zip("pq", facts.image_size, facts.grid, strict=True)}
         return detect(shapes, dialects, given={**wishes.axes, **sides}, **told)
-
-
-def _readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
-    """Yield the branch, and then what may be read in it; a reading that needs less taken off comes first."""
-    yield branch
-    yield from unchunked(branch)
-    yield from slashed(branch)
-    towers = [branch, *without_text_tower(branch)]
-    yield from towers[1:]
-    loosened = [branch, *(part for tower in towers[::-1] for part in loosen(tower))]
-    yield from loosened[1:]
-    for part in loosen(branch):
-        yield from without_text_tower(part)
-    for reading in loosened:
-        yield from without_training_parts(reading)
-    for reading in loosened if drop else ():
-        fewer, used = without_dropped(reading, drop)
-        if used:
-            yield fewer
 
 
 def _recorded(metadata: Mapping[str, str], dialects: Candidates) -> dict[str, str]:

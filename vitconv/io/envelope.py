@@ -100,6 +100,7 @@ def branches(ckpt: Readable) -> list[Branch]:
     found = [branch for branch in found if branch.tensors]
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
+    found = [_with_dots(branch, found) for branch in found]
     names = [branch.name for branch in found]
     found.sort(key=lambda branch: (_only_numbers(branch), *order(branch.name, names), -_size(branch)))
     if len(found) > 1:
@@ -157,6 +158,30 @@ def _base(infix: str) -> str:
 
 def _size(branch: Branch) -> int:
     return sum(stored.nbytes for stored in branch.tensors.values())
+
+
+def _with_dots(branch: Branch, found: list[Branch]) -> Branch:
+    """Return the branch with the dots in its keys that LitEma takes out, where another set says where they were."""
+    if any("." in key for key in branch.tensors):
+        return branch
+    for other in found:
+        dotted = {key.replace(".", ""): key for key in other.tensors}
+        if (
+            other is branch
+            or len(dotted) < len(other.tensors)
+            or not all(
+                key in dotted and other.tensors[dotted[key]].shape == stored.shape
+                for key, stored in branch.tensors.items()
+            )
+        ):
+            continue
+        note = f"its keys lack their dots, which were put back as in {other.name}"
+        return replace(
+            branch,
+            tensors={dotted[key]: stored for key, stored in branch.tensors.items()},
+            note=f"{branch.note}; {note}" if branch.note else note,
+        )
+    return branch
 
 
 def _only_numbers(branch: Branch) -> bool:

@@ -35,6 +35,7 @@ _TEACHER = "the teacher, the weights that self-supervised methods publish"
 _JEPA = "the target encoder, which I-JEPA evaluates"
 _MOCO = "the base encoder, which MoCo evaluates"
 _BYOL = "the online network, which BYOL evaluates"
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^A-Z_]+")
 _LATER = re.compile(
     r"student|momentum_encoder|encoder_k|key_encoder|predictor|projector|decoder|discriminator|rest"
     r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params|current_model_state"
@@ -118,4 +119,5 @@ def _of_part(part: str, there: set[str]) -> str | None:
 
 
 def _words(part: str) -> set[str]:
-    return set(part.split("_"))
+    """Return the words of a name, of a class's too: {"ema", "callback"} of EMACallback."""
+    return {word.lower() for word in _WORD.findall(part)}

@@ -1,0 +1,38 @@
+"""Which reading of a branch to speak of when no layout explains any: the one whose names are best known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vitconv.conversion.readings import readings
+from vitconv.errors import shown
+from vitconv.io.envelope import Branch
+from vitconv.layout.dialect import Dialect
+from vitconv.layout.match import Header, closest
+
+# Further ones are parts of parts.
+_LOOKED_AT = 12
+
+
+def nearest(branch: Branch, dialects: list[Dialect], given: Mapping[str, int]) -> Branch:
+    """Return the reading of which some dialect explains the most tensors; the branch itself when none is better."""
+    if not dialects:
+        return branch
+    asked: list[tuple[Dialect, Mapping[str, str]]] = [(dialect, {}) for dialect in dialects]
+    best, most = branch, -1
+    for count, reading in enumerate(readings(branch, ())):
+        if count == _LOOKED_AT:
+            break
+        if not reading.tensors:
+            continue
+        match = closest(asked, Header({k: t.shape for k, t in reading.tensors.items()}), given)
+        explained = len(reading.tensors) - len(match.unknown) if match.bound else 0
+        if explained > most:
+            best, most = reading, explained
+    return best
+
+
+def without(branch: Branch, reading: Branch) -> str:
+    """Return a line on what was taken off the keys that a message names, or nothing."""
+    off = "".join(step.text for step in reading.steps[len(branch.steps) :] if step.kind == "prefix")
+    return f"\n  (the keys are named without {shown(off)!r} before them)" if off else ""
