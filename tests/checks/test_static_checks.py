@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vitconv.checks.base.context import Context
-from vitconv.checks.base.passes import token_cosine
+from vitconv.checks.base.passes import rms, smallest_variance, token_cosine
 from vitconv.hosts.base.host import Spec
 from vitconv.parity.bridge import state_of
 
@@ -246,3 +246,23 @@ def test_growth_of_other_placements(sets: tuple[str, ...], network: Any, check: 
 def test_activations_over_widths(scheme: str, rule: float, level: str, network: Any, check: Any) -> None:
     context = network("depth=2", "dim=64", "heads=1", scheme=scheme)
     assert check("width-scaling", context, rule=rule).level == level
+
+
+def test_weights_moved_by_one_step_come_back_bit_for_bit(network: Any, check: Any) -> None:
+    context = network("depth=3")
+    module = context.network.module
+    before = {n: (p, p.data_ptr(), p.detach().clone()) for n, p in module.named_parameters()}
+    assert check("stream-growth", context).findings[-1].figures["growth"] > 1.0 + 1e-3
+    for name, p in module.named_parameters():
+        was, place, value = before[name]
+        assert p is was
+        assert p.data_ptr() == place
+        assert torch.equal(p, value), name
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30], ids=["squares-vanish", "usual", "squares-overflow"])
+def test_rms_and_variance_at_every_size(scale: float) -> None:
+    x = torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(0)) * scale
+    assert rms(x) == pytest.approx(float(x.double().square().mean().sqrt()), rel=1e-5)
+    if scale == 1.0:
+        assert smallest_variance(x + 5.0) == pytest.approx(float(x.var(-1, correction=0).min()), rel=1e-4)

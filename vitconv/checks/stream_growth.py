@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.passes import is_block, rms
-from vitconv.checks.base.plan import Plan
 from vitconv.errors import Refused
 from vitconv.hosts.base.tap import recording
 from vitconv.parity.bridge import Bridge, state_of
@@ -97,14 +97,9 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
     if bridge is None or context.trained:
         return
     built = context.network
-    state = state_of(built.module)
-    kept = bridge.read(state)
-    try:
-        bridge.write(_moved(kept, seen.grads, plan, bridge), state)
-        with torch.no_grad(), recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
+    with _moved(bridge, state_of(built.module), seen.grads, plan.lr), torch.no_grad():
+        with recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
             built.run(built.module, context.data.batch(plan.batch)[0][:FEW])
-    finally:
-        bridge.write(kept, state)
     now = {n: rms(x) for n, x in after.values().items()}
     last = max(now, key=lambda n: int(n.split(".")[1]))
     before = rms(seen.taps[last][:FEW])
@@ -126,15 +121,31 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
     )
 
 
-def _moved(weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], plan: Plan, bridge: Bridge) -> dict[str, Tensor]:
-    moved = dict(weights)
-    for name, grad in grads.items():
-        # lr g / (|g| + eps), where eps does not count.
-        moved[name] = torch.add(weights[name], grad.sign(), alpha=-plan.lr)
-    for first, *rest in bridge.ties:
-        for name in rest:
-            moved[name] = moved[first]
-    return moved
+@contextmanager
+def _moved(bridge: Bridge, state: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> Iterator[None]:
+    """Move every weight by lr g / (|g| + eps), where eps does not count; after that they are as they were.
+
+    New memory stands in for the old, as in `module.to`: to move the weights and copy them back takes twice as long.
+    """
+    own = {key: t for key, t in state.items() if isinstance(t, nn.Parameter) and bridge.owns(key)}
+    kept = {key: t.data for key, t in own.items()}
+    new = {**state, **{key: torch.empty_like(t) for key, t in kept.items()}}
+    before, after = (bridge.views(tensors, bridge.network.cells) for tensors in (state, new))
+    with torch.no_grad():
+        # Of two names of one tensor only the first has a gradient: it comes last.
+        for name in sorted(before, key=grads.__contains__):
+            if name in grads:
+                torch.sign(grads[name], out=after[name])
+                torch.add(before[name], after[name], alpha=-lr, out=after[name])
+            else:
+                after[name].copy_(before[name])
+    try:
+        for key, t in own.items():
+            t.data = new[key]
+        yield
+    finally:
+        for key, t in own.items():
+            t.data = kept[key]
 
 
 CHECK = Check(

@@ -168,14 +168,21 @@ class Watch(TorchDispatchMode):
 
 def run_rounded(func: Any, name: str, low: torch.dtype | None, args: Any, kwargs: Any) -> Any:
     """Run one operator; a product of tensors of dtype `low` in float32, its results rounded to `low`."""
-    if low is None or name not in _PRODUCTS or not any(t.dtype == low for t in _floats(args)):
+    if low is None or name not in _PRODUCTS or not any(isinstance(t, Tensor) and t.dtype == low for t in args):
         return func(*args, **kwargs)
-    args, kwargs = tree_map_only(Tensor, lambda t: t.float() if t.dtype == low else t, (args, kwargs))
-    out = func(*args, **kwargs)
+
+    def change(t: Any, of: torch.dtype, to: torch.dtype) -> Any:
+        return t.to(to) if isinstance(t, Tensor) and t.dtype == of else t
+
+    # Products take tensors one by one, never in lists.
+    wide = [change(t, low, torch.float32) for t in args]
+    out = func(*wide, **{k: change(t, low, torch.float32) for k, t in kwargs.items()})
     if name == "_scaled_dot_product_flash_attention_for_cpu":
         # The second result is the log of the sums, which stays in float32.
-        return (out[0].to(low), *out[1:])
-    return tree_map_only(Tensor, lambda t: t.to(low), out)
+        return (change(out[0], torch.float32, low), *out[1:])
+    if isinstance(out, Tensor):
+        return change(out, torch.float32, low)
+    return tuple(change(t, torch.float32, low) for t in out)
 
 
 def _floats(tree: Any) -> list[Tensor]:
