@@ -21,6 +21,7 @@ from vitconv.io.leftovers import temporary_name
 from vitconv.io.segment import Segment
 from vitconv.io.sink import Out, file_order, header_bytes, write_file
 from vitconv.io.source import open_checkpoint
+from vitconv.io.threads import NAME
 
 OLD = b"the old file"
 
@@ -130,7 +131,7 @@ def test_a_symlink_is_replaced_and_what_it_pointed_to_is_kept(tmp_path: Path) ->
         ("EIO", UsageError, "cannot be written"),
     ],
 )
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "replace"])
 def test_errors_of_the_system_at_any_step(
     tmp_path: Path, source, monkeypatch, code, error, words, call, outs_of
 ) -> None:
@@ -186,29 +187,33 @@ def test_the_size_of_the_buffer_changes_nothing(tmp_path: Path, source, monkeypa
 
 
 def test_writes_are_whole_and_aligned(tmp_path: Path, monkeypatch) -> None:
-    write = os.write
-    sizes: list[int] = []
-    monkeypatch.setattr(os, "write", lambda fd, data: sizes.append(len(data)) or write(fd, data))
+    write = os.pwrite
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: calls.append((at, len(data))) or write(fd, data, at))
     outs = [Out(f"w{i}", "U8", (99_999,), lambda: [bytes(99_999)]) for i in range(9)]
     write_file(tmp_path / "x", outs, None)
-    assert set(sizes[:-1]) == {stream.WRITE}
-    assert sum(sizes) == (tmp_path / "x").stat().st_size
+    calls.sort()
+    assert {size for _, size in calls[:-1]} == {stream.WRITE}
+    assert [at for at, _ in calls] == [n * stream.WRITE for n in range(len(calls))]
+    assert sum(size for _, size in calls) == (tmp_path / "x").stat().st_size
 
 
 def threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == stream.THREAD]
+    return [t for t in threading.enumerate() if t.name == NAME]
 
 
 @pytest.fixture
-def behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a second thread write files of any size, in small pieces."""
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let several threads write files of any size, in small pieces."""
+    monkeypatch.setattr("vitconv.io.threads.processors", lambda: 4)
+    monkeypatch.setattr(stream, "THREADS", 4)
     monkeypatch.setattr(stream, "SMALL", 0)
     monkeypatch.setattr(stream, "PIECE", 1000)
     monkeypatch.setattr(stream, "WRITE", 300)
 
 
-@pytest.mark.usefixtures("behind")
-def test_a_second_thread_writes_the_same_bytes(tmp_path: Path, source, outs_of, monkeypatch) -> None:
+@pytest.mark.usefixtures("several")
+def test_several_threads_write_the_same_bytes(tmp_path: Path, source, outs_of, monkeypatch) -> None:
     seen: list[tuple[int, int]] = []
     write_file(tmp_path / "a", outs_of(source), None, progress=lambda done, total: seen.append((done, total)))
     monkeypatch.setattr(stream, "SMALL", 1 << 40)
@@ -218,25 +223,37 @@ def test_a_second_thread_writes_the_same_bytes(tmp_path: Path, source, outs_of, 
     assert threads() == []
 
 
-@pytest.mark.usefixtures("behind")
-@pytest.mark.parametrize("at", [0, 5, 29], ids=["first", "middle", "last"])
-def test_an_error_of_the_second_thread_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch, at: int) -> None:
-    write, calls = os.write, iter(range(10**9))
+@pytest.mark.usefixtures("several")
+def test_a_chunk_need_not_outlive_the_next_one(tmp_path: Path) -> None:
+    def chunks() -> Any:
+        buffer = bytearray(700)
+        for i in range(50):
+            buffer[:] = bytes([i]) * 700
+            yield memoryview(buffer)
 
-    def full(fd: int, data: memoryview) -> int:
+    write_file(tmp_path / "x", [Out("w", "U8", (35_000,), chunks)], None)
+    assert (tmp_path / "x").read_bytes()[-35_000:] == b"".join(bytes([i]) * 700 for i in range(50))
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("at", [0, 5, 29], ids=["first", "middle", "last"])
+def test_an_error_of_any_thread_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch, at: int) -> None:
+    write, calls = os.pwrite, iter(range(10**9))
+
+    def full(fd: int, data: memoryview, position: int) -> int:
         if next(calls) >= at:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
+        return write(fd, data, position)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     outs = [Out(f"w{i}", "U8", (999,), lambda: [bytes(999)]) for i in range(9)]
     with pytest.raises(Refused, match="the disk is full"):
         write_file(tmp_path / "x", outs, None)
     assert names_in(tmp_path) == set()
 
 
-@pytest.mark.usefixtures("behind")
-def test_an_error_of_the_source_stops_the_second_thread(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("several")
+def test_an_error_of_the_source_stops_all_threads(tmp_path: Path) -> None:
     def chunks() -> list[bytes]:
         raise KeyboardInterrupt
 
@@ -250,8 +267,8 @@ def test_an_error_of_the_source_stops_the_second_thread(tmp_path: Path) -> None:
 def test_short_reads_and_writes(tmp_path: Path, source, monkeypatch, outs_of) -> None:
     """The system may move fewer bytes than asked for; nothing may be lost or doubled."""
     write_file(tmp_path / "a", outs_of(source), None)
-    write, preadv, pread = os.write, os.preadv, os.pread
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: max(1, len(data) // 3)]))
+    write, preadv, pread = os.pwrite, os.preadv, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: max(1, len(data) // 3)], at))
     monkeypatch.setattr(
         os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][: max(1, len(buffers[0]) // 2)]], at)
     )

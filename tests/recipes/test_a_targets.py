@@ -45,7 +45,7 @@ def test_a02_a_base_model_prefix_loses_no_tensor(prefix: str, tmp_path: Path) ->
 @pytest.mark.parametrize("fault", ["nothing is copied", "one bit", "the last byte"])
 def test_a02_a_writer_that_only_says_it_wrote(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the data never reach the file, in whole or in part; reading it again finds out."""
-    write = sink.write_chunks
+    write = sink.Writer.run
 
     def fake(writer: sink.Writer, chunks: object) -> None:
         write(writer, chunks)
@@ -59,7 +59,7 @@ def test_a02_a_writer_that_only_says_it_wrote(fault: str, tmp_path: Path, monkey
             at = size - 1 if fault == "the last byte" else (start + size) // 2
             os.pwrite(writer.fd, bytes([os.pread(writer.fd, 1, at)[0] ^ 1]), at)
 
-    monkeypatch.setattr(sink, "write_chunks", fake)
+    monkeypatch.setattr(sink.Writer, "run", fake)
     source = save(tmp_path / "t.safetensors", rand_t())
     answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", "hf-vit", "--prove")
     assert answer.code != 0

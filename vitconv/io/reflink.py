@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from vitconv.io.header import Chunk
 from vitconv.io.segment import Segment
-from vitconv.io.stream import Writer, coalesce, write_chunks
+from vitconv.io.stream import Writer, coalesce
 
 BLOCK = 4096
 _FICLONERANGE = 0x4020940D
@@ -46,7 +46,7 @@ def clone(fd: int, position: int, source: Segment) -> bool:
     if not whole_tail:
         rest = Segment(source.fd, first + length, end - first - length)
         os.lseek(fd, position - position % BLOCK + length, os.SEEK_SET)
-        write_chunks(Writer(fd, rest.nbytes, None), [rest])
+        Writer(fd, rest.nbytes, None).run([rest])
     return True
 
 

@@ -22,7 +22,7 @@ from vitconv.io.header import Chunk, Out, file_order, header_bytes
 from vitconv.io.leftovers import temporary_name
 from vitconv.io.reflink import BLOCK, clone, single_range
 from vitconv.io.segment import Segment
-from vitconv.io.stream import Progress, Writer, counted, write_chunks
+from vitconv.io.stream import Progress, Writer, counted
 
 __all__ = ["Chunk", "Out", "Progress", "file_order", "header_bytes", "write_file", "write_sharded"]
 
@@ -79,7 +79,7 @@ def write_file(
             return
         check_space(target.parent, total)
         chunks = [source] if source is not None else _guarded(counted(todo), target)
-        write_chunks(Writer(fd, total, progress), chain([header], chunks))
+        Writer(fd, total, progress).run(chain([header], chunks))
 
 
 def _guarded(chunks: Iterable[Chunk], target: Path) -> Iterable[Chunk]:
@@ -225,6 +225,6 @@ def _write_shards(
         names.append(name)
     if len(shards) > 1:
         with replacing(folder / INDEX, durable=durable) as fd:
-            write_chunks(Writer(fd, 0, None), [index_text(weight_map, total)])
+            Writer(fd, 0, None).run([index_text(weight_map, total)])
         names.append(INDEX)
     return names

@@ -6,23 +6,24 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
 
 from vitconv.errors import BadFile, LayoutError
 from vitconv.io.header import Chunk, Out
 from vitconv.io.segment import Segment
+from vitconv.io.threads import in_threads
+from vitconv.record import dataclass
 
 Progress = Callable[[int, int], None]
 
-# How much is read before it is handed to the thread that writes.
-PIECE = 2 << 20
-# How much one call writes. ext4 wants as large a piece of memory for its cache: at 256 KiB and more, finding one often
-# stalls for longer than the whole copy takes; smaller ones cost system calls.
-WRITE = 64 << 10
-BUFFERS = 3
+# How much a thread reads before it writes: what it has just read is then still in its processor's own cache.
+PIECE = 512 << 10
+# How much one call writes. ext4 wants as large a piece of memory for its cache: looking for larger ones can stall for
+# longer than the whole copy takes; smaller ones cost system calls.
+WRITE = 128 << 10
+# Writers of one file take turns in the kernel, so two of them, of which one reads meanwhile, are enough.
+THREADS = 2
 # Below this a second thread does not pay.
 SMALL = 8 << 20
-THREAD = "vitconv-writer"
 # How much is written between two reports of progress.
 STRIDE = 16 << 20
 
@@ -61,12 +62,25 @@ def counted(outs: Iterable[Out]) -> Iterator[Chunk]:
             raise LayoutError(f"{out.key} was given {total} bytes, its header says {out.nbytes}")
 
 
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What one thread writes at once: a buffer, `size` bytes of it, of which some are still to be read.
+
+    `reads` are (byte range of another file, where in the buffer, where that range's whole ends).
+    """
+
+    position: int
+    buffer: memoryview
+    size: int
+    reads: tuple[tuple[Segment, int, int], ...]
+
+
 class Writer:
     """Write to `fd` from its current position on, and tell progress: `progress(bytes so far, total)`.
 
     All goes through buffers of one size, so that every write but the last is whole and begins at a multiple of it:
     writes that share pages cost a quarter more, be they made by the kernel (copy_file_range, sendfile) or by us. When
-    there is much to write, a second thread writes one buffer while the next is filled.
+    there is much to write, two threads take one piece after the other.
     """
 
     def __init__(self, fd: int, total: int, progress: Progress | None) -> None:
@@ -75,138 +89,74 @@ class Writer:
         self.done = 0
         self.progress = progress
         self._told = 0
-        self._buffer = _aligned()
-        self._filled = 0
-        self._behind = Behind(fd) if total > SMALL else None
+        self._free: list[memoryview] = []
+        self._counting = threading.Lock()
+        # A progress bar belongs to the thread that made it.
+        self._owner = threading.get_ident()
 
-    def write(self, data: memoryview) -> None:
-        """Write a buffer of bytes."""
-        position = 0
-        while position < len(data):
-            size = min(len(data) - position, PIECE - self._filled)
-            self._buffer[self._filled : self._filled + size] = data[position : position + size]
-            position += size
-            self._advance(size)
-
-    def copy(self, segment: Segment) -> None:
-        """Write a byte range of another open file.
+    def run(self, chunks: Iterable[Chunk]) -> None:
+        """Write chunks in order, and all of them; after an error nothing touches `fd` any more.
 
         Raises:
-            BadFile: that file ends before the range does.
+            BadFile: a file ends before a range of it does.
+            OSError: something could not be written.
         """
-        offset, left = segment.offset, segment.nbytes
-        while left:
-            stop = min(self._filled + left, PIECE)
-            got = os.preadv(segment.fd, [self._buffer[self._filled : stop]], offset)
-            if got == 0:
-                raise BadFile(f"the source ends {left} bytes too early: it was changed while being read")
-            offset += got
-            left -= got
-            self._advance(got)
-
-    def finish(self) -> None:
-        """Write what is still held back; call it once, when all is well."""
-        self._flush()
-        if self._behind:
-            self._behind.finish()
+        start = os.lseek(self.fd, 0, os.SEEK_CUR)
+        in_threads(self._write, self._pieces(coalesce(chunks), start), THREADS if self.total > SMALL else 1)
         self._tell()
 
-    def stop(self) -> None:
-        """Stop writing, whatever happened; after it nothing touches `fd`."""
-        if self._behind:
-            self._behind.stop()
+    def _pieces(self, chunks: Iterator[Chunk], position: int) -> Iterator[Piece]:
+        """Fill buffers with what is in memory, and note what is to be read: chunks may not outlive the next one."""
+        buffer, filled = self._buffer(), 0
+        reads: list[tuple[Segment, int, int]] = []
+        for chunk in chunks:
+            data = None if isinstance(chunk, Segment) else memoryview(chunk).cast("B")
+            nbytes = chunk.nbytes if isinstance(chunk, Segment) else len(data or b"")
+            at = 0
+            while at < nbytes:
+                size = min(nbytes - at, PIECE - filled)
+                if isinstance(chunk, Segment):
+                    reads.append((Segment(chunk.fd, chunk.offset + at, size), filled, chunk.offset + nbytes))
+                elif data is not None:
+                    buffer[filled : filled + size] = data[at : at + size]
+                at += size
+                filled += size
+                if filled == PIECE:
+                    yield Piece(position, buffer, filled, tuple(reads))
+                    position += filled
+                    buffer, filled = self._buffer(), 0
+                    reads = []
+        if filled:
+            yield Piece(position, buffer, filled, tuple(reads))
 
-    def _advance(self, nbytes: int) -> None:
-        self._filled += nbytes
-        self.done += nbytes
-        if self._filled == PIECE:
-            self._flush()
-            if self.done < self.total:
-                self._tell()
+    def _buffer(self) -> memoryview:
+        # Page-aligned: a buffer 16 bytes off, as malloc gives it, halves the speed of copies between aligned pages.
+        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, PIECE))
 
-    def _flush(self) -> None:
-        if self._behind:
-            self._buffer = self._behind.write(self._buffer, self._filled)
-        else:
-            _write_all(self.fd, self._buffer[: self._filled])
-        self._filled = 0
+    def _write(self, piece: Piece) -> None:
+        for segment, at, end in piece.reads:
+            _read(segment, piece.buffer[at : at + segment.nbytes], end)
+        written = 0
+        while written < piece.size:
+            part = piece.buffer[written : min(piece.size, written + WRITE)]
+            written += os.pwrite(self.fd, part, piece.position + written)
+        self._free.append(piece.buffer)
+        with self._counting:
+            self.done += piece.size
+        if threading.get_ident() == self._owner and self.done < self.total:
+            self._tell()
 
     def _tell(self) -> None:
-        if self.progress and self.done != self._told and (self.done - self._told >= STRIDE or self.done == self.total):
-            self._told = self.done
-            self.progress(self.done, self.total)
+        done = self.done
+        if self.progress and done != self._told and (done - self._told >= STRIDE or done == self.total):
+            self._told = done
+            self.progress(done, self.total)
 
 
-class Behind:
-    """A thread that writes buffers to `fd` in the order they are handed over."""
-
-    def __init__(self, fd: int) -> None:
-        self._full: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
-        self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._error: BaseException | None = None
-        for _ in range(BUFFERS - 1):
-            self._free.put(_aligned())
-        self._thread = threading.Thread(target=self._run, args=(fd,), name=THREAD, daemon=True)
-        self._thread.start()
-
-    def write(self, buffer: memoryview, filled: int) -> memoryview:
-        """Hand over the first `filled` bytes of a buffer, and return another one to fill.
-
-        Raises:
-            OSError: an earlier buffer could not be written.
-        """
-        self._full.put((buffer, filled))
-        free = self._free.get()
-        if self._error:
-            raise self._error
-        return free
-
-    def finish(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            OSError: something could not be.
-        """
-        self.stop()
-        if self._error:
-            raise self._error
-
-    def stop(self) -> None:
-        """Wait for the thread to end; what was handed over is still written."""
-        if self._thread.is_alive():
-            self._full.put(None)
-            self._thread.join()
-
-    def _run(self, fd: int) -> None:
-        while item := self._full.get():
-            buffer, filled = item
-            try:
-                if self._error is None:
-                    _write_all(fd, buffer[:filled])
-            except BaseException as error:
-                self._error = error
-            self._free.put(buffer)
-
-
-def _aligned() -> memoryview:
-    # Page-aligned: a buffer 16 bytes off, as malloc gives it, halves the speed of copies between aligned pages.
-    return memoryview(mmap.mmap(-1, PIECE))
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    written = 0
-    while written < len(data):
-        written += os.write(fd, data[written : written + WRITE])
-
-
-def write_chunks(writer: Writer, chunks: Iterable[Chunk]) -> None:
-    """Write chunks in order, and all of them."""
-    try:
-        for chunk in coalesce(chunks):
-            if isinstance(chunk, Segment):
-                writer.copy(chunk)
-            else:
-                writer.write(memoryview(chunk).cast("B"))
-        writer.finish()
-    finally:
-        writer.stop()
+def _read(segment: Segment, buffer: memoryview, end: int) -> None:
+    offset, done = segment.offset, 0
+    while done < segment.nbytes:
+        got = os.preadv(segment.fd, [buffer[done:]], offset + done)
+        if got == 0:
+            raise BadFile(f"the source ends {end - offset - done} bytes too early: it was changed while being read")
+        done += got
