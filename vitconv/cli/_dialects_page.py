@@ -61,8 +61,8 @@ PROVED = {
 # Of what is optional these are usual, and those rare.
 _USUAL = ("embed.cls", "embed.patch.weight", "norm.weight", "head.weight", "embed.norm.weight")
 _RARE = (
-    "embed.norm", "embed.patch_norm", "embed.dist", "head_dist", "pool.", "trunk_norm", "norm_cls", "norm_local", "mim.",
-    "blocks.{i}.attn.q_norm", "blocks.{i}.attn.k_norm", "blocks.{i}.attn.norm", "blocks.{i}.mlp.norm",
+    "embed.norm", "embed.patch_norm", "embed.dist", "head_dist", "pool.", "trunk_norm", "norm_cls", "norm_local",
+    "mim.",    "blocks.{i}.attn.q_norm", "blocks.{i}.attn.k_norm", "blocks.{i}.attn.norm", "blocks.{i}.mlp.norm",
 )  # fmt: skip
 EXACT, LEFT, NO = "●", "◐", "·"
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("checkpoint", type=NamedPath())
-@click.option("--health", is_flag=True, help="Read every element: NaN, Inf, all-zero tensors, distance of branches.")
+@click.option(
+    "--health", is_flag=True, help="Read every element: NaN, Inf, zeros, distance of branches, a hash of the backbone."
+)
 @click.option(
     "--audit", is_flag=True, help="Which init scheme the weights are of, whether they were trained, what is wrong."
 )
@@ -81,11 +83,13 @@ def report(found: Inspection, *, tensors: bool) -> Report:
         Fact("data", (found.nbytes,), "bytes"),
         Fact("dtypes", (", ".join(f"{n} x {d}" for d, n in found.dtypes.items()) or "none",)),
     ]
+    if found.backbone:
+        facts.append(Fact("backbone sha256", (found.backbone,)))
     sections = []
     if r is not None:
         facts += [Fact("dialect", (r.match.dialect.name,))]
         facts += [Fact(name, (option,)) for name, option in r.match.variant.names.items()]
-        facts += [Fact("depth", (r.match.depth,), "count")]
+        facts += [Fact("depth", (r.match.depth,), "count"), Fact("heads on it", (found.heads,))]
         facts += [Fact(_AXES.get(a, f"axis {a}"), (n,), "count") for a, n in r.match.sizes.items() if a != "i"]
         implied = {k: v for k, v in r.match.variant.implies.items() if k not in r.facts.known()}
         rows = [Row((k, _text(v), r.sources.get(k, "")), "ok") for k, v in r.facts.known().items()]

@@ -64,13 +64,13 @@ def _pair(name: str, a: Recognised, b: Recognised, left: Network, right: Network
 
 def _same(a: Recognised, b: Recognised, x: Cell, y: Cell) -> bool:
     """Compare bits, in windows where both sides are plain ranges."""
-    left, right = _plain(a, x), _plain(b, y)
+    left, right = ranges_of(a, x), ranges_of(b, y)
     if left is None or right is None:
-        return bool((_array(a, x) == _array(b, y)).all())
+        return bool((bits_of(a, x) == bits_of(b, y)).all())
     return all(p == q for p, q in zip(left, right, strict=True))
 
 
-def _plain(r: Recognised, c: Cell) -> Iterator[bytes] | None:
+def ranges_of(r: Recognised, c: Cell) -> Iterator[bytes] | None:
     """Return the tensor's bytes in windows when it is one run of a tensor in the file, else None."""
     expect = 1
     for n, stride in reversed([f for axis in c.view.dims for f in axis]):
@@ -82,7 +82,7 @@ def _plain(r: Recognised, c: Cell) -> Iterator[bytes] | None:
     return (bytes(r.checkpoint.read_range(stored, at, min(at + WINDOW, last))) for at in range(first, last, WINDOW))
 
 
-def _array(r: Recognised, c: Cell) -> Any:
+def bits_of(r: Recognised, c: Cell) -> Any:
     """Return the bits as unsigned integers: [shape], uN."""
     import numpy as np
 
@@ -100,7 +100,7 @@ def _measured(a: Recognised, b: Recognised, x: Cell, y: Cell) -> Pair:
 
     from vitconv.layout.arith import to_float
 
-    both = [to_float(_array(r, c).tobytes(), c.dtype, c.shape).astype(np.float64) for r, c in ((a, x), (b, y))]
+    both = [to_float(bits_of(r, c).tobytes(), c.dtype, c.shape).astype(np.float64) for r, c in ((a, x), (b, y))]
     with np.errstate(all="ignore"):
         gap = np.abs(both[0] - both[1])
         equal = (both[0] == both[1]) | (np.isnan(both[0]) & np.isnan(both[1]))

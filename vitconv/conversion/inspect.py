@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitconv.conversion.backbone import backbone_hash, heads_of
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.recognise import Recognised, recognise_open
 from vitconv.errors import NotRecognised, Refused
@@ -54,6 +55,8 @@ class Inspection:
         recognised: the dialect, variant, sizes and facts, or None; `problem` then says why, with exit code.
         unknown_facts: facts that nothing states.
         health: None unless asked for.
+        heads: which heads stand on the backbone, in words; "" when nothing was recognised.
+        backbone: SHA-256 of all but the heads, the same in every layout; "" unless health was asked for.
     """
 
     path: Path
@@ -70,6 +73,8 @@ class Inspection:
     problem: NotRecognised | Refused | None = None
     unknown_facts: tuple[str, ...] = ()
     health: Health | None = None
+    heads: str = ""
+    backbone: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -111,6 +116,8 @@ def inspect(path: str | Path, wishes: Wishes | None = None, *, health: bool = Fa
             problem=problem,
             unknown_facts=_unknown(recognised),
             health=examine(checkpoint, taken) if health and taken else None,
+            heads=heads_of(recognised) if recognised else "",
+            backbone=backbone_hash(recognised) if recognised and health else "",
         )
 
 

@@ -12,11 +12,13 @@ from typing import Any
 from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
+from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
+from vitconv.conversion.table_grid import doubtful_grid
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -107,6 +109,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         from vitconv.conversion.merged import refuse_adapter
 
         refuse_adapter(chosen, checkpoint.path)
+    refuse_quantised(chosen.tensors, wishes.drop)
     if wishes.choices:
         _check_choices(wishes.choices, dialects.every())
     known = gather(checkpoint, wishes)
@@ -141,6 +144,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     notes += [branch.note] if branch.note else []
     notes += _headless(known, match)
     notes += lost_parts(match, facts)
+    notes += doubtful_grid(match, facts, branch.tensors, checkpoint.read)
     aside = _aside(chosen, branch)
     if wishes.branch is None and len(found) > 1:
         notes += _compared(checkpoint, branch, chosen, found)
@@ -282,7 +286,7 @@ def _read(
     try:
         return reading, _detect(reading, dialects.every(), lambda _: [], choices, wishes, facts)
     except (NotRecognised, Refused) as e:
-        raise type(e)(f"{e}{without(branch, reading)}") from e
+        raise type(e)(f"{e}{factors(reading.tensors)}{without(branch, reading)}") from e
 
 
 def _largest(found: list[Branch]) -> list[Branch]:
