@@ -25,6 +25,7 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
     """
     stems = {m["stem"]: key for key in branch.tensors if (m := _FUSED.match(key))}
     twice: list[str] = []
+    zeros = _zero_key_biases(branch, read)
     masks: list[str] = []
     for stem, key in stems.items():
         apart = [f"{stem}q_bias", f"{stem}v_bias"]
@@ -33,12 +34,14 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
             twice += apart
         if f"{stem}qkv.bias_mask" in branch.tensors and _is_ones(branch.tensors, f"{stem}qkv.bias_mask", read):
             masks.append(f"{stem}qkv.bias_mask")
-    gone = {*twice, *masks}
+    gone = {*twice, *masks, *zeros}
     if not gone:
         return branch
     notes = [branch.note] if branch.note else []
     if twice:
         notes.append(f"the same as the layer's qkv.bias, and left out: {', '.join(collapse(twice))}")
+    if zeros:
+        notes.append(f"key biases of zeros, as the code makes up itself, and left out: {', '.join(collapse(zeros))}")
     if masks:
         notes.append(f"masks of ones, which change nothing, and left out: {', '.join(collapse(masks))}")
     return dataclasses.replace(
@@ -47,6 +50,13 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
         note="; ".join(notes),
         left=(*branch.left, *sorted(gone)),
     )
+
+
+def _zero_key_biases(branch: Branch, read: Read) -> list[str]:
+    """Return the key biases of zeros beside q_bias and v_bias: a buffer of BEiT and EVA that some writers keep."""
+    keys = [k for k in branch.tensors if k.endswith("k_bias") and k.removesuffix("k_bias")[-1:] in ("", ".")]
+    beside = [k for k in keys if f"{k[: -len('k_bias')]}q_bias" in branch.tensors]
+    return [k for k in beside if branch.tensors[k].dtype in FLOATS and not any(bytes(read(branch.tensors[k])))]
 
 
 def zero_lines(stored: Mapping[str, Stored], read: Read) -> list[str]:

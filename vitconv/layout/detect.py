@@ -113,7 +113,12 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
     if m.unknown and not m.missing and not m.conflict:
-        lines.append("if they are no part of the network, --drop PATTERN leaves them out")
+        inside = [k for k in m.unknown if any(part.isdigit() for part in k.split(".")[:-1])]
+        lines.append(
+            "they stand within layers: a network without them computes something else"
+            if inside
+            else "if they are no part of the network, --drop PATTERN leaves them out"
+        )
     return NotRecognised("\n  ".join(lines))
 
 

@@ -193,8 +193,10 @@ def closest(
     return min(solved, key=lambda x: (x.conflict is not None, "--axis" not in (x.conflict or "")))
 
 
-def _distance(m: Match) -> tuple[tuple[int, int], int, bool]:
-    return m.badness, -len(m.bound), bool(m.dialect.under)
+def _distance(m: Match) -> tuple[tuple[int, int], bool, int, bool]:
+    # What an option needs, in parentheses, says less to a reader than the tensor that is missing.
+    told = any(key.startswith("(") for key in m.missing)
+    return m.badness, told, -len(m.bound), bool(m.dialect.under)
 
 
 def _speaks(dialect: Dialect, header: Header) -> bool:
