@@ -1,5 +1,19 @@
-"""Run the command line as `python -m vitconv`."""
+"""Run the command line: `python -m vitconv`, and the script `vitconv`."""
 
-from vitconv.cli.main import main
+import gc
 
-main()
+# Nothing that is made while modules are loaded is garbage; looking for it would be a twentieth of a start.
+gc.disable()
+
+from vitconv.cli.main import main as _main  # noqa: E402
+
+
+def main() -> None:
+    """Run the command line and leave the process with its exit code."""
+    gc.freeze()
+    gc.enable()
+    _main()
+
+
+if __name__ == "__main__":
+    main()

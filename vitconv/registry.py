@@ -70,7 +70,7 @@ def folder_names(kind: Kind) -> tuple[str, ...]:
 
 def file_beside(kind: Kind, name: str) -> Path:
     """Return the path of a data file in the kind's own folder."""
-    return next(iter(_modules(kind.package).values())).with_name(name)
+    return Path(next(iter(_modules(kind.package).values()))).with_name(name)
 
 
 def names(kind: Kind) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 def entries(kind: Kind) -> tuple[Entry, ...]:
     """List all entries of a kind with summary and origin, sorted by name, importing none of them."""
     own = _modules(kind.package)
-    found = [Entry(name, summary(path), "vitconv") for name, path in own.items()]
+    found = [Entry(name, summary(Path(path)), "vitconv") for name, path in own.items()]
     found += [Entry(point.name, "", _origin(point)) for point in _points(kind) if point.name not in own]
     return tuple(sorted(found, key=lambda entry: entry.name))
 
@@ -146,7 +146,7 @@ def unknown(what: str, name: str, known: list[str] | tuple[str, ...]) -> UsageEr
     return UsageError(f"unknown {what} {name!r}.{hint} Known: {listed}.")
 
 
-def _modules(package: str) -> dict[str, Path]:
+def _modules(package: str) -> dict[str, str]:
     # The folder is read without importing the package. A package that is not there has no entries.
     from importlib.util import find_spec
 
@@ -154,7 +154,7 @@ def _modules(package: str) -> dict[str, Path]:
     folders = (spec.submodule_search_locations if spec else None) or []
     # Plain listings: every command asks several times, and pathlib's patterns took a tenth of a start.
     return {
-        name[:-3].replace("_", "-"): Path(folder, name)
+        name[:-3].replace("_", "-"): f"{folder}{os.sep}{name}"
         for folder in folders
         for name in sorted(_listed(folder))
         if name.endswith(".py") and not name.startswith("_")
@@ -168,17 +168,18 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _from_folder(kind: Kind, name: str, path: Path) -> Any:
-    module = import_module(f"{kind.package}.{path.stem}")
+def _from_folder(kind: Kind, name: str, path: str) -> Any:
+    file = path.rpartition(os.sep)[2]
+    module = import_module(f"{kind.package}.{file.removesuffix('.py')}")
     entry = getattr(module, kind.constant, None)
     if entry is None:
         raise LayoutError(
-            f"{path.name} in {kind.package} has no {kind.constant}; define it, or start the name with '_'"
+            f"{file} in {kind.package} has no {kind.constant}; define it, or start the name with '_'"
         )
     said = getattr(entry, "name", name)
     if said != name:
         raise LayoutError(
-            f"{path.name} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}"
+            f"{file} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}"
         )
     return entry
 
