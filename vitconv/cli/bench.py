@@ -46,7 +46,7 @@ def convert_command(
 ) -> None:
     """Convert fp32 timm checkpoints to xformers, whole process, against `cp` of the same file."""
     from vitconv.bench.convert import bench
-    from vitconv.report import Column, Report, Row, Section, emit, save
+    from vitconv.report import Column, Report, Row, Section, deliver
 
     columns = (
         Column("job", "job"),
@@ -66,9 +66,7 @@ def convert_command(
             )
             sections.append(Section(size, f"{size}, fp32, timm to xformers, {repeat} rounds", columns, rows))
     document = Report("vitconv.bench.convert", "Conversion against a copy of the file", sections=tuple(sections))
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
 
 
 @command.command("detection")
@@ -112,16 +110,14 @@ def detection_command(
 ) -> None:
     """Plant every fault in timm networks and print which are seen and named; exit 1 when a target is missed."""
     from vitconv.bench.matrix import measure, plan, report
-    from vitconv.report import emit, save
+    from vitconv.report import deliver
 
     pieces = plan(
         quick=quick, digits=digits, only=only, precisions=precisions, half=half, pair_count=pairs, seeds=seeds
     )
     matrix = measure(pieces, jobs=jobs, tell=lambda text: click.echo(text, err=True))
     document = report(matrix)
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
     if not matrix.good:
         click.get_current_context().exit(1)
 
@@ -149,7 +145,7 @@ def verify_command(
 ) -> None:
     """Time each stage of a verification against the bare passes it makes, and the search for one fault."""
     from vitconv.bench.verify import bench
-    from vitconv.report import Column, Fact, Report, Row, Section, emit, save
+    from vitconv.report import Column, Fact, Report, Row, Section, deliver
 
     found = bench(model, options, eps, precisions)
     columns = (
@@ -175,9 +171,7 @@ def verify_command(
         facts=facts,
         sections=(Section("stages", "Stages", columns, tuple(rows)),),
     )
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
 
 
 @command.command("check")
@@ -194,7 +188,7 @@ def check_command(
 ) -> None:
     """Time the static checks against one forward and backward pass, and an audit against reading the file."""
     from vitconv.bench.check import bench, typical
-    from vitconv.report import Column, Fact, Report, Row, Section, emit, save
+    from vitconv.report import Column, Fact, Report, Row, Section, deliver
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         found = bench(size, file_size, Path(scratch), repeat)
@@ -217,9 +211,7 @@ def check_command(
         facts=facts,
         sections=(Section("checks", f"Static checks of {size}; the first pays for the shared pass", columns, rows),),
     )
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
 
 
 @command.command("kernels")
@@ -245,15 +237,13 @@ def kernels_command(
     """Time the Triton kernels beside eager, torch.compile and Liger, correctness first; exit 1 when one is wrong."""
     from vitconv.bench.kernels import report, write
     from vitconv.kernels.bench import run
-    from vitconv.report import emit, save
+    from vitconv.report import deliver
 
     found = run(device, seconds=seconds, compiled=compiled)
     document = report(found)
-    emit(document, as_json=as_json)
+    deliver(document, as_json=as_json, path=report_path)
     if figures is not None:
         write(found, figures)
-    if report_path is not None:
-        save(document, report_path)
     if not found["correct"]:
         click.get_current_context().exit(1)
 
@@ -276,7 +266,7 @@ def dialects_command(
 ) -> None:
     """Convert between layouts, whole process, against `cp` and the owning library's own loader."""
     from vitconv.bench.dialects import PATHS, bench
-    from vitconv.report import Column, Report, Row, Section, emit, save
+    from vitconv.report import Column, Report, Row, Section, deliver
 
     columns = (
         Column("job", "job"),
@@ -297,6 +287,4 @@ def dialects_command(
             )
             sections.append(Section(path.replace(" ", "-"), f"{path}, {size}, fp32, {repeat} rounds", columns, rows))
     document = Report("vitconv.bench.dialects", "Layouts against the libraries that own them", sections=tuple(sections))
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)

@@ -26,7 +26,7 @@ def command(folder: Path | None, report_path: Path | None, as_json: bool) -> int
     on images that were held out. The files stay in FOLDER when it is given.
     """
     from vitconv.demo import demo
-    from vitconv.report import emit, save
+    from vitconv.report import deliver
 
     def told(line: str) -> None:
         click.echo(f"... {line}", err=True)
@@ -38,9 +38,7 @@ def command(folder: Path | None, report_path: Path | None, as_json: bool) -> int
         folder.mkdir(parents=True, exist_ok=True)
         done = demo(folder, told=told)
     document = report(done)
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
     return 0 if done.good else 1
 
 

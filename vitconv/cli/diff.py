@@ -46,7 +46,7 @@ def command(
     from vitconv.cli._wishes import wishes_from
     from vitconv.conversion.diff import diff
     from vitconv.conversion.recognise import recognise
-    from vitconv.report import emit, save
+    from vitconv.report import deliver
 
     wishes_a, _ = wishes_from(from_a, set_a, (), branch_a, None, False)
     wishes_b, _ = wishes_from(from_b, set_b, (), branch_b, None, False)
@@ -56,9 +56,7 @@ def command(
         with right.checkpoint:
             found = diff(left, right)
     document = report(found, (f"{a} ({left.match.dialect.name})", f"{b} ({right.match.dialect.name})"), everything)
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
     return 0 if found.same else 1
 
 

@@ -57,7 +57,7 @@ def command(
     from vitconv.initialise.network import Job, options
     from vitconv.initialise.write import initialise
     from vitconv.registry import INITS, load
-    from vitconv.report import emit, progress_bar, save
+    from vitconv.report import deliver, progress_bar
 
     # An unknown name is told before anything is written.
     other = load(INITS, beside) if beside else None
@@ -73,9 +73,7 @@ def command(
     document = report(made, seed)
     if other is not None:
         document = replace(document, sections=(*document.sections, _beside(made, other)))
-    emit(document, as_json=as_json)
-    if report_path is not None:
-        save(document, report_path)
+    deliver(document, as_json=as_json, path=report_path)
     return 0
 
 

@@ -12,7 +12,7 @@ from vitconv.report.document import (
     Verdict,
     worst,
 )
-from vitconv.report.output import SUFFIXES, emit, rendered, save
+from vitconv.report.output import SUFFIXES, deliver, emit, rendered, save
 from vitconv.report.progress import progress_bar
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Section",
     "Series",
     "Verdict",
+    "deliver",
     "emit",
     "progress_bar",
     "rendered",

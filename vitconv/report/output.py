@@ -33,6 +33,13 @@ def emit(report: Report, *, as_json: bool = False, stream: TextIO | None = None)
         print_text(report, stream)
 
 
+def deliver(report: Report, *, as_json: bool = False, path: Path | None = None) -> None:
+    """Write the report to stdout, and to a file too when one is given, in the form that its suffix names."""
+    emit(report, as_json=as_json)
+    if path is not None:
+        save(report, path)
+
+
 def rendered(report: Report, suffix: str) -> str:
     """Return the report in the form that the suffix names.
 
