@@ -129,3 +129,12 @@ def test_a_kind_that_cannot_be_carried_is_known_under_a_prefix(tmp_path: Path) -
     answer, _ = to_timm(save(tmp_path / "s.pth", prefixed(state, "image_encoder.")))
     assert answer.code == 3
     assert "relative positions" in answer.err
+
+
+def test_a_small_part_that_is_known_is_not_what_a_message_speaks_of(tmp_path: Path) -> None:
+    """A ConvNeXt's head alone has names of a layout."""
+    state = {f"stages.{i}.conv_dw.weight": torch.randn(4, 1, 7, 7) for i in range(9)}
+    state |= {"head.norm.weight": torch.randn(4), "head.norm.bias": torch.randn(4), "head.fc.weight": torch.randn(5, 4)}
+    answer, _ = to_timm(save(tmp_path / "s.pth", state))
+    assert answer.code == 1
+    assert "these 12 tensors" in answer.err and "stages.{0..8}.conv_dw.weight" in answer.err

@@ -23,11 +23,12 @@ def nearest(branch: Branch, dialects: list[Dialect], given: Mapping[str, int]) -
     for count, reading in enumerate(readings(branch, ())):
         if count == _LOOKED_AT:
             break
-        if not reading.tensors:
+        # Who asks about a file is not helped by the closest to a small part of it.
+        if 2 * len(reading.tensors) < len(branch.tensors):
             continue
         match = closest(asked, Header({k: t.shape for k, t in reading.tensors.items()}), given)
         explained = len(reading.tensors) - len(match.unknown) if match.bound else 0
-        if explained > most:
+        if explained > most and (reading is branch or 2 * explained >= len(reading.tensors)):
             best, most = reading, explained
     return best
 

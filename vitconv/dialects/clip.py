@@ -22,7 +22,7 @@ DIALECT = Dialect(
         *norm("ln_post", "norm"),
         *projection("proj", transposed=True),
     ),
-    forbids=(Forbid(r"^layer[1-4]\.|^attnpool\.", "this is CLIP's ResNet tower, not a vision transformer"),),
+    forbids=(Forbid(r"^layer[1-4]\.|^attnpool\.", "a ResNet (CLIP has one too), not a vision transformer"),),
     derived=DERIVED,
     cannot=CANNOT | why("ls", "pool.norm"),
     equal=(("a", "d"),),

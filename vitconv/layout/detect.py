@@ -93,7 +93,8 @@ def _refusal(dialect: Dialect, m: Match, header: Header) -> Refused | None:
     if not hits or not (m.bound or 2 * len({k for _, hit in hits for k in hit}) > len(header.shapes)):
         return None
     reasons = [f"{f.reason} ({'without ' if f.absent else ''}{_list(hit)})" for f, hit in hits]
-    return Refused(f"this is {dialect.name}, but it cannot be carried:\n  " + "\n  ".join(reasons))
+    whose = f"this is {dialect.name}, but it" if m.bound else "this file"
+    return Refused(f"{whose} cannot be carried:\n  " + "\n  ".join(reasons))
 
 
 def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognised:
