@@ -91,8 +91,20 @@ def maps_of(names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> d
     size, patch = facts.get("image_size"), names.get("embed.patch.weight")
     if size is None or patch is None:
         return {}
-    rows, columns = -(-size[0] // patch[2]), -(-size[1] // patch[3])
+    step = patch_stride(names)
+    rows, columns = -(-size[0] // step[0]), -(-size[1] // step[1])
     return {s: (-(-rows // 2**s), -(-columns // 2**s)) for s in range(len(depths_of(dict(names))))}
+
+
+def patch_stride(names: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Return the stride of the patch projection: its width, or 4 where patches overlap (PVTv2, CSwin: 7 wide)."""
+    high, wide = names["embed.patch.weight"][2:]
+    return (4, 4) if overlap(names, high) else (high, wide)
+
+
+def overlap(names: Mapping[str, tuple[int, ...]], kernel: int) -> bool:
+    """Say whether a convolution of this width is of patches that overlap: an odd one, and no Swin's or PVT's."""
+    return kernel > 1 and kernel % 2 == 1 and "stages.1.patch.weight" in names and "stages.0.pos" not in names
 
 
 def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:

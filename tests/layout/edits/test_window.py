@@ -15,7 +15,8 @@ from vitconv.conversion.convert import convert
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.prepare import Order
 from vitconv.errors import Refused, UsageError
-from vitconv.layout.edits.interpolate import resize_matrix
+from vitconv.layout.edits.geometric import resize_offsets
+from vitconv.layout.edits.interpolate import resize_grid, resize_matrix
 
 
 def net(v2: bool = False, window: int = 2) -> dict[str, torch.Tensor]:
@@ -79,3 +80,38 @@ def test_what_is_not_said_is_asked_for(
 def test_swin_v2_is_asked_what_its_weights_do_not_say(tmp_path: Path, facts: dict[str, Any], says: str) -> None:
     with pytest.raises(Refused, match=re.escape(says)):
         edited(tmp_path, net(v2=True, window=4), "resize-window:8", **facts)
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "geometric-linear"])
+@pytest.mark.parametrize(
+    ("window", "to"), [((4, 2), "2x5"), ((3, 3), "3x6"), ((2, 4), "4")], ids=["both", "made-wide", "made-square"]
+)
+def test_windows_that_are_no_squares(tmp_path: Path, rule: str, window: tuple[int, int], to: str) -> None:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 48, "patch_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+    torch.manual_seed(0)
+    state = timm.create_model("swin_tiny_patch4_window7_224", window_size=window, **sizes).state_dict()
+    state = {k: torch.randn_like(v) for k, v in state.items()}
+    there, network = edited(
+        tmp_path, state, f"resize-window:to={to},rule={rule}", window=(window[0],), window_width=(window[1],)
+    )
+    high, _, wide = to.partition("x")
+    target = (int(high), int(wide or high))
+    again = timm.create_model("swin_tiny_patch4_window7_224", window_size=target, **sizes)
+    again.load_state_dict(there, strict=True)
+    assert network.facts.window == (target[0],)
+    assert network.facts.window_width == ((target[1],) if wide else None)
+    source, size = ((2 * w[0] - 1, 2 * w[1] - 1) for w in (window, target))
+    key = next(k for k in state if k.endswith("bias_table"))
+    resize = resize_offsets if rule == "geometric-linear" else resize_grid
+    assert np.abs(there[key].numpy() - resize(state[key].numpy(), source, size, rule)).max() < 1e-6
+
+
+def test_a_table_that_is_no_squares_asks_for_its_window(tmp_path: Path) -> None:
+    state = net()
+    for key in (k for k in state if k.endswith("bias_table")):
+        state[key] = torch.randn(3 * 7, state[key].shape[1])
+    with pytest.raises(Refused, match=r"21 rows, those of no square window; say the window it has, as from=4x8"):
+        edited(tmp_path, state, "resize-window:to=4,rule=bicubic")
+    there, _ = edited(tmp_path, state, "resize-window:to=4,rule=bicubic,from=2x4")
+    assert all(v.shape[0] == 49 for k, v in there.items() if k.endswith("bias_table"))

@@ -10,7 +10,7 @@ from math import isqrt
 from vitconv.errors import Refused
 from vitconv.layout.canonical_stages import SCHEMA, depths_of, stage_template_of
 from vitconv.layout.semantics import FOCUSED, Semantics
-from vitconv.layout.windows import Window, ways, windows_of
+from vitconv.layout.windows import Window, patch_stride, ways, windows_of
 
 Shape = tuple[int, ...]
 
@@ -95,17 +95,12 @@ class StagesConfig:
         return merged and not self.striped and not self.has("stages.0.pos")
 
     @property
-    def patch(self) -> Shape:
-        """The kernel of the patch projection."""
-        return self.shapes["embed.patch.weight"][2:]
-
-    @property
     def image_size(self) -> tuple[int, int]:
         """Return the image size, told or proven by a table of positions, else the least that all windows fit in."""
         facts = self.facts
         if facts.image_size is not None:
             return facts.image_size
-        stride = self.patch[0] if self.patch[0] % 2 == 0 else 4
+        stride = patch_stride(self.shapes)
         table = self.shapes.get("stages.0.pos", self.shapes.get("embed.pos"))
         if table is not None:
             side = isqrt(table[0])
@@ -116,10 +111,10 @@ class StagesConfig:
             both = [[self.window(s, i) for i in range(depth)] for s, depth in enumerate(self.depths)]
             more = 1 if len(both) > 1 else 2
             sides = [max(w[axis] * 2**s for s, row in enumerate(both) for w in row) * more for axis in (0, 1)]
-            return sides[0] * stride, sides[1] * stride
+            return sides[0] * stride[0], sides[1] * stride[1]
         else:
             raise Refused("the image size is not known; say it with --set image_size=224x224")
-        return side * stride, side * stride
+        return side * stride[0], side * stride[1]
 
 
 def _per_stage(values: tuple[int, ...] | None, s: int, example: str, what: str) -> int:

@@ -7,25 +7,22 @@ from torch import Tensor, nn
 
 from vitconv.errors import UsageError
 from vitconv.layout.canonical_stages import NEIGHBOURS
+from vitconv.layout.windows import overlap, patch_stride
 from vitconv.vit.norm import Norm
 from vitconv.vit.stages.attention import Grid
 from vitconv.vit.stages.block import StageBlock
 from vitconv.vit.stages.config import StagesConfig
 
 
-def stride_of(kernel: int, first: bool) -> int:
-    """Return the stride of a convolution into a stage: its width, or of an overlapping one 4, later 2."""
-    return kernel if kernel % 2 == 0 else 4 if first else 2
-
-
 class Convolution(nn.Conv2d):
-    """The patch projection, or the convolution into a stage; an odd kernel overlaps (PVTv2, CSwin)."""
+    """The patch projection, or the convolution into a stage; those of PVTv2 and CSwin overlap."""
 
     def __init__(self, config: StagesConfig, name: str) -> None:
         d, c, p, q = config.shapes[f"{name}.weight"]
         first = name == "embed.patch"
-        step = (stride_of(p, first), stride_of(q, first))
-        pad = 0 if p % 2 == 0 else 2 if first and config.striped else p // 2
+        over = overlap(config.shapes, p)
+        step = patch_stride(config.shapes) if first else (2, 2) if over else (p, q)
+        pad = 0 if not over else 2 if first and config.striped else p // 2
         super().__init__(c, d, (p, q), step, pad, bias=f"{name}.bias" in config.shapes)
 
 
