@@ -50,6 +50,7 @@ READERS: tuple[Reader, ...] = (
     Reader("hf", "transformers config.json", "hf"),
     Reader("preprocessor", "transformers preprocessor_config.json", "preprocessor"),
     Reader("timm-args", "arguments of timm's training script", "timm", "_args"),
+    Reader("open-clip", "open_clip_config.json", "open_clip"),
     Reader("xformers", "xformers factory configuration", "xformers"),
 )
 

@@ -13,6 +13,7 @@ from vitconv.errors import BadFile, VitconvError
 _NAMED = (
     "config.json",
     "preprocessor_config.json",
+    "open_clip_config.json",
     "args.yaml",
     "config.yaml",
     "config.yml",

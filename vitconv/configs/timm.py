@@ -68,7 +68,7 @@ def read(raw: Any, where: str) -> Found:
     names = extra.get("label_names")
     if isinstance(names, (list, tuple)):
         extra["labels"] = tuple(map(str, names))
-    found = _built(name, {**implied, **given}, where, f"{where} (timm {name})")
+    found = built(name, {**implied, **given}, where, f"{where} (timm {name})")
     facts, sizes = found.facts, dict(found.sizes)
     # NaFlexVit keeps its table on a grid of its own.
     free = "img_size" not in implied and given.get("img_size") is None and "rows" not in sizes
@@ -118,7 +118,7 @@ def read_args(raw: Any, where: str) -> Found:
     if stored is not None and stored.size is not None:
         implied.setdefault("img_size", list(stored.size))
         implied.setdefault("num_classes", stored.classes)
-    found = _built(name, {**implied, **given}, where, f"{where} (timm training of {full})")
+    found = built(name, {**implied, **given}, where, f"{where} (timm training of {full})")
     facts = found.facts
     if notes and facts.known():
         facts = facts.replaced({"grid": None, "image_size": None})
@@ -135,7 +135,12 @@ def read_args(raw: Any, where: str) -> Found:
     )
 
 
-def _built(name: str, given: Mapping[str, Any], where: str, source: str) -> Found:
+def built(name: str, given: Mapping[str, Any], where: str, source: str) -> Found:
+    """Return what an entrypoint builds with these arguments beside its own.
+
+    Raises:
+        BadFile: a value of the wrong kind.
+    """
     base = timm_table.arguments(name)
     if base is None and (eva := timm_eva.arguments(name)) is not None:
         found = timm_eva.facts_of({**eva, **{k: v for k, v in given.items() if v is not None}}, where)

@@ -33,6 +33,8 @@ ASIDE = "aside:"
 
 HINTS = {
     r"blocks.{i}.ls*": "--edit fold-layer-scale folds LayerScale into the layers before it",
+    "coca.*": "--drop 'coca.*' keeps the network before the attentional pooler",
+    "embed.pos_y": "--edit join-position adds up the positions of rows and columns",
     "embed.pos_cls": "--edit fold-cls-position adds the class row to the class token",
 }
 

@@ -32,6 +32,7 @@ def translate(
     *,
     facts: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
+    source_choices: Mapping[str, str] | None = None,
     axes: Mapping[str, int] | None = None,
     drop: Sequence[str] = (),
 ) -> dict[str, Array]:
@@ -50,6 +51,7 @@ def translate(
         kind: what the tensors are.
         facts: facts that decide whether the target computes the same function, such as `kv_normalised`.
         choices: options of the target dialect, {choice: option}.
+        source_choices: options of the source dialect that no shape tells, {choice: option}.
         axes: axis sizes that no tensor states, such as {"h": 12}.
         drop: patterns of canonical names that may be left out.
 
@@ -62,7 +64,7 @@ def translate(
     tensors = dict(tensors)
     shapes = {k: tuple(int(n) for n in v.shape) for k, v in tensors.items()}  # type: ignore[attr-defined]
     known = Semantics(**{name: fact_value(name, value) for name, value in (facts or {}).items()})
-    match = detect(shapes, Candidates(from_).every(), given=axes, facts=known.known())
+    match = detect(shapes, Candidates(from_).every(), choices=source_choices, given=axes, facts=known.known())
     for key, of in match.copies.items():
         if kind == "gradients":
             if not _same_memory(tensors[key], tensors[of]):

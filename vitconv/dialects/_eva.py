@@ -4,7 +4,7 @@ Source: huggingface/pytorch-image-models, timm/models/eva.py, 1.0.31; baaivision
 5623d08.
 """
 
-from vitconv.dialects._parts import BLOCK
+from vitconv.dialects._parts import BLOCK, together, zeroed
 from vitconv.layout.rule import Choice, Entry, Option, linear, norm, rule
 
 QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
@@ -57,7 +57,7 @@ def end() -> tuple[Entry, ...]:
     return (
         *norm("norm", "norm", optional=True),
         *norm("fc_norm", "pool.norm", optional=True),
-        *linear("head", "head", "o d", optional=True),
+        *together(zeroed("head", "head", "o d"), "head"),
     )
 
 

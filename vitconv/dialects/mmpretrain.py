@@ -4,7 +4,7 @@ Source: open-mmlab/mmpretrain, mmpretrain/models/backbones/vision_transformer.py
 the norm after averaging the patches. mmsegmentation's keys (`attn.attn.in_proj_weight`) are another layout.
 """
 
-from vitconv.dialects._parts import PLAIN, ZERO_QKV, why
+from vitconv.dialects._parts import PLAIN, ZERO_QKV, together, why, zeroed
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, linear, norm, rule
 
@@ -27,7 +27,9 @@ DIALECT = Dialect(
         Choice(
             "prefix",
             (
-                Option("backbone", linear("head.layers.head", "head", "o d", optional=True), bind={"p": "backbone."}),
+                Option(
+                    "backbone", together(zeroed("head.layers.head", "head", "o d"), "head"), bind={"p": "backbone."}
+                ),
                 Option("none", bind={"p": ""}),
             ),
         ),

@@ -84,10 +84,24 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield from norm("pool.mlp_norm", "norm before the MLP of an attention-pooling head")
     yield from pair("pool.up", "mlp.up", "MLP of an attention-pooling head, first linear", "w d", "w")
     yield from pair("pool.down", "mlp.down", "MLP of an attention-pooling head, second linear", "d w", "d")
+    yield from _pooler()
     yield from pair("head", "head", "classifier", "o d", "o")
     yield from pair("head_dist", "head", "classifier of the distillation token", "o d", "o")
     yield from pair("mim", "head", "head of masked image modelling, one class per visual word", "s d", "s")
     yield from _decoder()
+
+
+def _pooler() -> Iterator[tuple[str, Slot]]:
+    """Yield CoCa's attentional pooler, of a width of its own (v; v2 is the same width on the other side)."""
+    title = "attentional pooler (CoCa)"
+    yield "coca.queries", Slot(("k", "v"), "token", f"queries of the {title}")
+    for name, axis in (("norm_q", "v"), ("norm_k", "d"), ("norm", "v")):
+        for kind in ("weight", "bias"):
+            yield f"coca.{name}.{kind}", Slot((axis,), f"norm.{kind}", f"norm of the {title}")
+    for name, axes in (("q", ("v2", "v")), ("k", ("v2", "d")), ("v", ("v2", "d")), ("out", ("v", "v2"))):
+        yield f"coca.{name}.weight", Slot(axes, f"attn.{name}.weight", title)
+        yield f"coca.{name}.bias", Slot(axes[:1], f"attn.{name}.bias", title)
+    yield "coca.proj", Slot(("v", "o"), "head.weight", f"projection after the {title}")
 
 
 def _decoder() -> Iterator[tuple[str, Slot]]:
