@@ -168,3 +168,31 @@ def test_what_a_killed_run_left_is_removed_and_said(plain: Path, tmp_path: Path,
     assert call(plain, out, "--to", "hf-vit", *SETS) == 0
     assert left in capsys.readouterr().out
     assert not (tmp_path / left).exists()
+
+
+@pytest.mark.parametrize("name", ["", "other.safetensors"], ids=["the folder", "a file in it"])
+def test_a_folder_that_is_read_takes_no_output(plain: Path, tmp_path: Path, capsys, name: str) -> None:
+    folder = tmp_path / "in"
+    assert call(plain, folder, "--to", "timm", *SETS) == 0
+    before = {f.name: f.read_bytes() for f in folder.iterdir()}
+    (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
+    assert call(folder, folder / name, "--to", "hf-vit") == 3
+    assert "the input's own folder" in capsys.readouterr().err
+    (folder / "pytorch_model.safetensors").rename(folder / "model.safetensors")
+    assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
+
+
+def test_the_configuration_of_the_input_is_not_replaced(plain: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "in"
+    assert call(plain, folder, "--to", "timm", *SETS) == 0
+    source = (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    before = (folder / "config.json").read_bytes()
+    assert call(source, folder, "--to", "hf-vit") == 3
+    assert "whose configuration (config.json)" in capsys.readouterr().err
+    assert (folder / "config.json").read_bytes() == before
+    assert not (folder / "model.safetensors").exists()
+    assert call(source, folder / "hf.safetensors", "--to", "hf-vit") == 0
+
+
+def test_a_bare_file_may_be_written_beside(scaled: Path) -> None:
+    assert call(scaled, scaled.parent, "--to", "timm") == 0

@@ -14,7 +14,7 @@ from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.biases import zero_lines
 from vitconv.conversion.facts import FACTS
 from vitconv.conversion.kept import OWNER, source_digest
-from vitconv.conversion.place import where
+from vitconv.conversion.place import check_apart, where
 from vitconv.conversion.prepare import ASIDE, RESIDUE, Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal, check_sums, derived_lines
 from vitconv.conversion.recognise import DIALECT, VARIANT
@@ -90,10 +90,11 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
 
         rounding += check_lost(sources, allowed=order.allow_zeros)
     standing = beside.standing(home)
+    inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
+    check_apart(Path(prepared.source.checkpoint.path), inputs, home, standing if folder else ())
     outs = named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
-    inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
     residue = residue_of(prepared, inputs)
     metadata = metadata_of(prepared, residue)
     if folder is not None and order.shard_bytes is not None:

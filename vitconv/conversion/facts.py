@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitconv.errors import Refused
+from vitconv.errors import Refused, UsageError, shown
 from vitconv.io.source import Checkpoint
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics, semantics_from_json
@@ -66,7 +66,10 @@ def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Know
     layers: list[tuple[str, Semantics]] = [("--set", Semantics(**wishes.facts))]
     notes: list[str] = [without] if without else []
     if FACTS in checkpoint.metadata:
-        layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
+        try:
+            layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
+        except UsageError as e:
+            notes.append(f"warning: the facts in the metadata of {checkpoint.path} are not used: {shown(str(e))[:200]}")
     beside: Found | None = None
     if not without:
         from vitconv.configs.read import facts_beside, facts_from_file

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from vitconv.errors import UsageError
+from vitconv.errors import Refused, UsageError
 
 WRITTEN = "a .safetensors file, or a folder"
 
@@ -33,3 +34,29 @@ def where(dst: Path, *, sharded: bool) -> tuple[Path, Path | None]:
             f" For a folder that is called {dst.name}, make it first"
         )
     return dst / "model.safetensors", dst
+
+
+def check_apart(source: Path, inputs: Iterable[Path], home: Path, replaced: Collection[str]) -> None:
+    """Refuse an output that would lie among the files of a folder that is read, or replace its configuration.
+
+    Args:
+        source: what was named as the input.
+        inputs: the files that are read.
+        home: the folder that the output goes into.
+        replaced: configurations in it that would become others.
+
+    Raises:
+        Refused: so it would.
+    """
+    if not home.is_dir():
+        return
+    if source.is_dir() and source.samefile(home):
+        raise Refused(
+            f"{home} is the input's own folder: the output would lie among its files, and who reads it next would take"
+            " one for the other; choose another folder"
+        )
+    if replaced and any(path.parent.samefile(home) for path in inputs if path.is_file()):
+        raise Refused(
+            f"{home} holds the input, whose configuration ({', '.join(replaced)}) the output would replace; choose"
+            " another folder"
+        )

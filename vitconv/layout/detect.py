@@ -12,6 +12,8 @@ from vitconv.layout.match import Header, Match, closest, collapse, fitting
 from vitconv.layout.rule import Forbid
 
 SHOWN = 8
+# Letters of a key in a message.
+LONG = 200
 
 
 def detect(
@@ -140,4 +142,4 @@ def _hits(forbid: Forbid, m: Match) -> list[str]:
 def _list(keys: Iterable[str]) -> str:
     short = collapse(keys)
     more = f", and {len(short) - SHOWN} more" if len(short) > SHOWN else ""
-    return ", ".join(short[:SHOWN]) + more
+    return ", ".join(key if len(key) <= LONG else f"{key[: LONG - 3]}..." for key in short[:SHOWN]) + more
