@@ -255,7 +255,7 @@ def test_wrong_values_are_named() -> None:
 @pytest.mark.parametrize(
     ("case", "changes", "text"),
     [
-        ("plain", {"norm_eps": 1e-12, "final_norm_eps": 1e-12}, "cannot say layernorm at eps 1e-12"),
+        ("plain", {"norm_eps": 3e-6, "final_norm_eps": 3e-6}, "cannot say layernorm at eps 3e-06"),
         ("plain", {"final_norm_eps": 1e-5}, "norm_eps=1e-06, final_norm_eps=1e-05"),
         ("plain", {"norm_placement": "post"}, "no VisionTransformer of timm has a post-norm block with Mlp"),
         ("plain", {"activation": "squared_relu"}, "activation=squared_relu: timm has no name for it"),
@@ -274,6 +274,15 @@ def test_what_cannot_be_said_is_refused(
     written = timm_write.write(request_for(DIALECT, shapes_of(model), facts))
     assert isinstance(written, Inexpressible)
     assert text in written.line()
+
+
+def test_a_smaller_eps_than_can_be_said_is_written_and_said(request_for: Any, tmp_path: Path) -> None:
+    model = build("plain")
+    save(model, tmp_path)
+    facts = dataclasses.replace(facts_beside(tmp_path).facts, norm_eps=1e-12, final_norm_eps=1e-12)
+    written = timm_write.write(request_for(DIALECT, shapes_of(model), facts))
+    assert isinstance(written, Config)
+    assert any("norm_eps is 1e-12" in note and "computes with 1e-06" in note for note in written.notes)
 
 
 @pytest.mark.parametrize(("top", "inner", "classes"), [(7, 1000, 7), (None, 9, 9), (0, 1000, None)])

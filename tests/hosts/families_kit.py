@@ -1,8 +1,9 @@
-"""Tiny networks of transformers' families, with random weights in every parameter."""
+"""Tiny networks of transformers' families, random weights in every parameter, and their distance from the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 from vitconv.hosts.base.host import Built, Spec
+from vitconv.parity.bridge import bridge_of, state_of
+from vitconv.parity.compare import gaps
+from vitconv.parity.trace import trace
 from vitconv.registry import HOSTS, load
 
 _PLAIN: dict[str, Any] = {
@@ -94,3 +98,24 @@ def saved(case: str, folder: Path) -> Built:
     net: Any = found.module
     net.save_pretrained(folder)
     return found
+
+
+def gaps_to_reference(found: Built, *, change: Callable[[Built], None] | None = None) -> dict[str, float]:
+    """Return {what: gap} between a live network and the reference of its facts and weights, in float64.
+
+    Forward and backward. `change` plants a fault in the library's network, after the reference was built.
+    """
+    host, module = load(HOSTS, found.host), copy.deepcopy(found.module).double()
+    wide: Built = host.describe(module, Spec(found.model))
+    bridge = bridge_of(state_of(module), wide.dialects, wide.facts, axes=wide.axes)
+    weights = bridge.read(state_of(module))
+    shapes = {name: tuple(t.shape) for name, t in weights.items()}
+    facts = bridge.network.facts.replaced(wide.facts.known())
+    other: Built = load(HOSTS, "reference").build(Spec("", {}, facts, shapes))
+    other.module.double().load_state_dict(weights)
+    if change is not None:
+        change(wide)
+        wide = host.describe(module, Spec(found.model))
+    images = torch.randn(2, *wide.inputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    traces = [trace(b, images, 0, "fp64", side=s, inputs="noise") for b, s in ((wide, "A"), (other, "B"))]
+    return {f"{g.kind} {g.name}": g.rel_rms for g in gaps(*traces)}

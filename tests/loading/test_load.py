@@ -107,7 +107,11 @@ def test_further_arguments_of_the_constructor(bare: Path) -> None:
 
 @pytest.mark.parametrize(
     ("host", "error", "words"),
-    [("keras", UsageError, "keras"), ("python", UsageError, "load knows"), ("timm", NotRecognised, "stranger")],
+    [
+        ("keras", UsageError, "keras"),
+        ("python", UsageError, "MODULE:FACTORY"),
+        ("timm", NotRecognised, "stranger"),
+    ],
 )
 def test_what_is_refused(bare: Path, tmp_path: Path, host: str, error: type[Exception], words: str) -> None:
     path = bare

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 @click.command("convert")
 @click.argument("src", type=NamedPath())
 @click.argument("dst", type=NamedPath(), required=False)
-@click.option("--to", default="timm", show_default=True, metavar="DIALECT", help="The dialect to write.")
+@click.option(
+    "--to",
+    default="",
+    show_default="timm, or the layout of timm that has such a network",
+    metavar="DIALECT",
+    help="The dialect to write.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; DST may be left out.")
 @click.option("--residue", type=NamedPath(), help="Keep what the target has no place for in this file.")
 @click.option("--restore", type=NamedPath(), help="Put such a file back.")
@@ -100,7 +106,7 @@ def command(
     """
     from dataclasses import replace
 
-    from vitconv.conversion.convert import convert
+    from vitconv.conversion.convert import convert, opened
     from vitconv.conversion.prepare import Order, prepare
     from vitconv.errors import UsageError
     from vitconv.report import emit, progress_bar
@@ -108,7 +114,7 @@ def command(
     wishes, choices = wishes_from(**options)
     if adapter is not None:
         wishes = replace(wishes, adapter=adapter)
-    check_target_choices(choices, to)
+    check_target_choices(choices, to or "timm")
     order = Order(
         to=to,
         wishes=wishes,
@@ -132,7 +138,7 @@ def command(
         optimizer_names=optimizer_names,
     )
     if dry_run:
-        prepared = prepare(src, order)
+        prepared = prepare(src, order) if dst is None else opened(src, dst, order)
         try:
             emit(planned(prepared, _of_optimizer(prepared)), as_json=as_json)
         finally:
@@ -140,7 +146,7 @@ def command(
         return 0
     if dst is None:
         raise UsageError("DST is missing: the .safetensors file or folder to write (or --dry-run)")
-    with progress_bar(f"{src.name} to {to}") as progress:
+    with progress_bar(f"{src.name} to {to or 'timm'}") as progress:
         prepared, done = convert(src, dst, order, progress=progress)
     if done.silent:
         return 0

@@ -30,6 +30,8 @@ _CLASSES: Mapping[str, tuple[str, str, str]] = {
 def write(request: Request) -> Written:
     """Return the configuration files, or what is lacking, or why they cannot say it."""
     kind, headed, bare = _CLASSES[request.dialect.removesuffix("-5")]
+    if request.has("mim.weight"):
+        bare = "BeitForMaskedImageModeling"
     title = f"transformers' {bare}"
     draft = Draft(request, title)
     sizes = request.sizes
@@ -72,9 +74,9 @@ def _mlp(draft: Draft, kind: str) -> dict[str, Any]:
     gated = request.in_block("mlp.gate.weight")
     d, m = sizes["d"], sizes["m"]
     if kind.startswith("dinov2"):
-        ratio = 4 if gated else m // d
+        ratio = next((n for n in range(1, 17) if hidden(d, n, gated=gated) == m), 4 if gated else m // d)
         if hidden(d, ratio, gated=gated) != m:
-            rule = "two thirds of four times the width, rounded up to eight" if gated else "a multiple of the width"
+            rule = "two thirds of a multiple of the width, rounded up to eight" if gated else "a multiple of the width"
             draft.refuse(f"the MLP is {m} wide: transformers' DINOv2 makes it {rule} ({hidden(d, ratio, gated=gated)})")
         if gated:
             draft.only("activation", "silu", why="its SwiGLU has silu")

@@ -58,6 +58,10 @@ READERS: tuple[Reader, ...] = (
 _WRITERS: Mapping[str, str] = MappingProxyType(
     {
         "timm": "timm_write",
+        "beit": "timm_beit_write",
+        "timm-eva": "timm_eva_write",
+        "timm-swin": "timm_swin_write",
+        "timm-swinv2": "timm_swin_write",
         "timm-naflex": "timm_naflex_write",
         "timm-naflex-eva": "timm_naflex_write",
         "hf-vit": "hf_write",

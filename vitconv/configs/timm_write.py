@@ -51,10 +51,20 @@ def write(request: Request) -> Written:
     return files(draft, base, args, image, first="patch_embed.proj")
 
 
-def files(draft: Draft, base: str, args: dict[str, Any], image: tuple[int, int], *, first: str) -> Written:
+def files(
+    draft: Draft,
+    base: str,
+    args: dict[str, Any],
+    image: tuple[int, int],
+    *,
+    first: str,
+    head: str = "head",
+    width: int | None = None,
+) -> Written:
     """Return config.json of the entrypoint `base` with the arguments `args`, or what is lacking.
 
-    `image` is (height, width) in pixels, `first` the path of the patch projection.
+    `image` is (height, width) in pixels, `first` and `head` the paths of the patch projection and the classifier,
+    `width` that of the features.
     """
     request, facts = draft.request, draft.request.facts
     classes = request.sizes["o"] if request.has("head.weight") else 0
@@ -63,7 +73,7 @@ def files(draft: Draft, base: str, args: dict[str, Any], image: tuple[int, int],
         "fixed_input_size": True,
         "num_classes": classes,
         "first_conv": first,
-        "classifier": ["head", "head_dist"] if request.has("embed.dist") else "head",
+        "classifier": ["head", "head_dist"] if request.has("embed.dist") else head,
     }
     for name in ("mean", "std"):
         value = getattr(facts, name)
@@ -75,7 +85,7 @@ def files(draft: Draft, base: str, args: dict[str, Any], image: tuple[int, int],
     config: dict[str, Any] = {
         "architecture": base,
         "num_classes": classes,
-        "num_features": request.sizes["d"],
+        "num_features": width or request.sizes["d"],
         "global_pool": args["global_pool"],
         "model_args": args,
         "pretrained_cfg": cfg,
@@ -98,20 +108,45 @@ def _base(draft: Draft) -> tuple[str, dict[str, Any]]:
         draft.refuse(f"no VisionTransformer of timm has {what}")
     if not bases or draft.lacking.keys() & {"norm_kind", "norm_eps"}:
         return "", {}
+    name, word = entrypoint(draft, bases, kind, eps)
+    return name, {**dict.fromkeys(_SWITCHED_ON.get(name, ())), **word}
+
+
+def entrypoint(
+    draft: Draft, bases: tuple[tuple[str, str, float], ...], kind: str | None, eps: float, *, words: bool = True
+) -> tuple[str, dict[str, Any]]:
+    """Return the entrypoint of `bases`, each (name, norm, its eps), that has this norm, and the argument that says it.
+
+    `words`: the class takes a norm by its word, and by its word any norm has eps 1e-6. An eps that is smaller than the
+    smallest that can be said is one that the library's network does not have: that is written, and said aloud.
+    """
     for name, has, at in bases:
         if (kind, eps) == (has, at):
-            return name, dict.fromkeys(_SWITCHED_ON.get(name, ()))
-    if eps == 1e-6:
-        # By its word any norm has eps 1e-6.
-        name = bases[0][0]
-        return name, {**dict.fromkeys(_SWITCHED_ON.get(name, ())), "norm_layer": kind}
-    choices = {f"{k} at {e:g}" for _, k, e in bases} | {"layernorm at 1e-06", "rmsnorm at 1e-06"}
+            return name, {}
+    said = {(k, e) for _, k, e in bases} | ({("layernorm", 1e-6), ("rmsnorm", 1e-6)} if words else set())
+    if (kind, eps) in said:
+        return bases[0][0], {"norm_layer": kind}
+    least = min((e for k, e in said if k == kind), default=0.0)
+    if eps < least <= 1e-6:
+        draft.notes.append(
+            f"norm_eps is {eps:g}, and timm's config.json can say no less than {least:g}: the network that timm opens"
+            f" computes with {least:g}, which shows where activations are small; build it with"
+            f" norm_layer=partial(..., eps={eps:g}), or by vitconv.load, to keep {eps:g}"
+        )
+        return entrypoint(draft, bases, kind, least, words=words)
+    choices = sorted(f"{k} at {e:g}" for k, e in said)
     draft.refuse(
-        f"timm's config.json cannot say {kind} at eps {eps:g} here, only {' or '.join(sorted(choices))}; "
+        f"timm's config.json cannot say {kind} at eps {eps:g} here, only {' or '.join(choices)}; "
         f"build the model with norm_layer=partial(..., eps={eps:g}), or accept another eps for all norms,"
         " as with --set norm_eps=1e-6 --set final_norm_eps=1e-6"
     )
     return "", {}
+
+
+def ratio_of(hidden: int, width: int) -> float:
+    """Return the ratio of which timm makes this hidden width: int(width * ratio)."""
+    # Half a unit above where the plain quotient would be cut one short.
+    return hidden / width if int(width * (hidden / width)) == hidden else (hidden + 0.5) / width
 
 
 def _mlp(request: Request) -> str:
@@ -124,8 +159,6 @@ def _sizes(request: Request, image: tuple[int, int]) -> dict[str, Any]:
     sizes = request.sizes
     d, p = sizes["d"], sizes["p"]
     hidden = sizes["m"] * (2 if _mlp(request) == "SwiGLUPacked" else 1)
-    # timm computes int(width * ratio): half a unit above where the plain quotient would be cut one short.
-    ratio = hidden / d if int(d * (hidden / d)) == hidden else (hidden + 0.5) / d
     return {
         "img_size": list(image),
         "patch_size": p if p == sizes.get("q", p) else [p, sizes["q"]],
@@ -133,7 +166,7 @@ def _sizes(request: Request, image: tuple[int, int]) -> dict[str, Any]:
         # No num_classes: timm takes that of the file itself, and transformers' TimmWrapper gives its own.
         "embed_dim": d,
         "depth": sizes["i"],
-        "mlp_ratio": ratio,
+        "mlp_ratio": ratio_of(hidden, d),
     }
 
 

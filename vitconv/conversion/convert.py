@@ -59,7 +59,7 @@ def convert(
         from vitconv.conversion.spread import convert_spread
 
         return convert_spread(src, Path(dst), order, progress=progress)
-    prepared = prepare(src, order)
+    prepared = opened(src, Path(dst), order)
     try:
         if order.optimizer:
             from vitconv.conversion.optimizer_write import write_with_optimizer
@@ -68,6 +68,25 @@ def convert(
         return prepared, write(prepared, Path(dst), progress=progress)
     finally:
         prepared.close()
+
+
+def opened(src: str | Path, dst: Path, order: Order) -> Prepared:
+    """Plan the conversion that writes `dst`; what timm has no place for is kept in a folder, where no target was named.
+
+    Raises:
+        VitconvError: see `prepare`.
+    """
+    try:
+        return prepare(src, order)
+    except Refused:
+        if order.to or order.residue is not None or order.optimizer or where(dst, sharded=False)[1] is None:
+            raise
+        from vitconv.conversion.owners import LAYOUTS, TRAINING_FILE, with_training_parts
+
+        found = with_training_parts(src, dst / TRAINING_FILE, order, LAYOUTS["timm"])
+        if found is None:
+            raise
+        return found
 
 
 def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) -> Done:
@@ -95,7 +114,8 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     outs = named(outputs(p, sources), prepared)
     if not order.keep_order:
         outs = file_order(outs)
-    residue = residue_of(prepared, inputs)
+    with _folder_made(folder):
+        residue = residue_of(prepared, inputs)
     metadata = metadata_of(prepared, residue)
     if folder is not None and order.shard_bytes is not None:
         files = write_sharded(

@@ -44,7 +44,7 @@ class Order:
     """What a conversion is to do.
 
     Attributes:
-        to: target dialect name.
+        to: target dialect name; "": timm's, or the layout of timm that has such a network.
         wishes: what is known about the source.
         choices: options of the target dialect.
         edits: edits in the order they are applied, as `NAME[:key=value,...]`.
@@ -125,6 +125,10 @@ def prepare(src: str | Path, order: Order) -> Prepared:
     Raises:
         VitconvError: as `recognise`, `plan` and `prove`; Refused when something would be lost without consent.
     """
+    if not order.to:
+        from vitconv.conversion.owners import LAYOUTS, first
+
+        return first(src, order, LAYOUTS["timm"], prepare)
     target: Dialect = load(DIALECTS, order.to)
     source = recognise(src, replace(order.wishes, drop=tuple(order.drop)))
     extra: tuple[Checkpoint, ...] = ()

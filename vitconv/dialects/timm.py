@@ -98,7 +98,14 @@ DIALECT = Dialect(
                 ),
                 Option(
                     "class+registers+patches",
-                    rule("pos_embed: 1 (1+r+n) d", "embed.pos_cls: d", "embed.pos_reg: r d", "embed.pos: n d"),
+                    # DINOv2's registers have no positions of their own: rows of zeros add nothing.
+                    rule(
+                        "pos_embed: 1 (1+r+n) d",
+                        "embed.pos_cls: d",
+                        "embed.pos_reg: r d",
+                        "embed.pos: n d",
+                        fill={"embed.pos_reg": 0.0},
+                    ),
                     needs=("embed.cls", "embed.reg"),
                     without=("embed.dist",),
                 ),

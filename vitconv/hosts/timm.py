@@ -1,4 +1,4 @@
-"""Vision transformers of timm: any model name of the VisionTransformer family"""
+"""Vision transformers of timm, by model name or from a folder: VisionTransformer, Eva, Beit, NaFlexVit, Swin"""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError
+from vitconv.hosts._timm import FAMILIES, Family, family_of
 from vitconv.hosts.base import stages
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
 from vitconv.hosts.base.survey import survey
+from vitconv.hosts.base.wide import in_float64
 from vitconv.layout.semantics import Semantics
 
 # huggingface/pytorch-image-models, timm/models/vision_transformer.py and deit.py, 1.0.31.
@@ -27,7 +29,9 @@ TABLE = {
     "blocks.{i}.mlp.act": ("blocks.{i}.mlp.act",),
     "embed.norm": ("norm_pre",),
     "norm": ("norm",),
-    "pool.norm": ("fc_norm",),
+    "pool.norm": ("fc_norm", "attn_pool.norm"),
+    "blocks.{i}.attn.norm": ("blocks.{i}.attn.norm",),
+    "blocks.{i}.mlp.norm": ("blocks.{i}.mlp.norm",),
     "head": ("head",),
     "head_dist": ("head_dist",),
 }
@@ -38,8 +42,6 @@ _PLACEMENT = {
     "ResPostBlock": "res-post",
     "EvaBlockPostNorm": "res-post",
 }
-_NAFLEX = "timm.models.naflexvit"
-_FAMILY = ("timm.models.vision_transformer", "timm.models.deit")
 _SWIN = ("timm.models.swin_transformer", "timm.models.swin_transformer_v2")
 # huggingface/pytorch-image-models, timm/models/swin_transformer.py and swin_transformer_v2.py, 1.0.31.
 STAGES = stages.Names(
@@ -55,22 +57,14 @@ STAGES = stages.Names(
 
 
 def accepts(module: nn.Module) -> bool:
-    """Return True for timm's VisionTransformer and what is derived from it."""
-    return (
-        _swin(module)
-        or _naflex(module)
-        or any(c.__module__ in _FAMILY and c.__name__.startswith("VisionTransformer") for c in type(module).__mro__)
-    )
+    """Return True for the families of timm that are known, and what is derived from them."""
+    return _swin(module) or family_of(module) is not None
 
 
 def _swin(module: nn.Module) -> bool:
     return any(
         c.__name__ in ("SwinTransformer", "SwinTransformerV2") and c.__module__ in _SWIN for c in type(module).__mro__
     )
-
-
-def _naflex(module: nn.Module) -> bool:
-    return any(c.__name__ == "NaFlexVit" and c.__module__ == _NAFLEX for c in type(module).__mro__)
 
 
 def make(spec: Spec) -> nn.Module:
@@ -81,7 +75,7 @@ def make(spec: Spec) -> nn.Module:
     Raises:
         UsageError: no such model or folder, a name that timm would look up on a hub, or an argument the model does not
             take.
-        Refused: the model is not of the VisionTransformer family.
+        Refused: the model is of no family that is known.
     """
     import timm
 
@@ -98,7 +92,8 @@ def make(spec: Spec) -> nn.Module:
         raise UsageError(f"timm's {spec.model} does not take these arguments: {e}") from e
     if not accepts(module):
         raise Refused(
-            f"timm's {spec.model} is {type(module).__name__}; only its VisionTransformer, NaFlexVit and Swin are known"
+            f"timm's {spec.model} is {type(module).__name__}; known are its"
+            f" {', '.join(f.prefix for f in FAMILIES)} and Swin families"
         )
     return module.eval()
 
@@ -112,25 +107,30 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         dialects = ("timm-swinv2" if v2 else "timm-swin",)
         kind = stages.Kind("timm", STAGES, dialects, run, size, backend="sdpa or eager", rule="timm")
         return stages.describe(module, spec, kind)
+    family = family_of(module)
+    assert family is not None
     places = locate(module, TABLE)
     blocks = [places[f"blocks.{i}"] for i in range(depth(places))]
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
-    facts = _facts(net, places, blocks, attentions)
+    facts = _facts(net, family, places, blocks, attentions)
     backends = common("sdpa" if getattr(a, "fused_attn", False) else "eager" for a in attentions)
     return Built(
         host="timm",
         model=spec.model or type(module).__name__,
         module=module,
-        dialects=_dialects(module),
+        dialects=family.dialects,
         facts=facts,
         survey=survey(module, places, str(backends or "mixed")),
         taps=taps_of(places, head=net.head),
         inputs=Inputs("images", (_channels(net), *(facts.image_size or (0, 0)))),
-        run=run,
+        run=in_float64(run, family.rebuild),
+        axes=family.axes(net),
     )
 
 
-def _facts(net: Any, places: dict[str, nn.Module], blocks: list[nn.Module], attentions: list[Any]) -> Semantics:
+def _facts(
+    net: Any, family: Family, places: dict[str, nn.Module], blocks: list[nn.Module], attentions: list[Any]
+) -> Semantics:
     pooling = {"token": "token", "avg": "avg", "map": "map", "": "none"}.get(net.global_pool)
     if pooling == "avg" and getattr(net, "pool_include_prefix", False):
         pooling = "avg-prefix"
@@ -142,52 +142,23 @@ def _facts(net: Any, places: dict[str, nn.Module], blocks: list[nn.Module], atte
             "norm_kind": norm_kind(places),
             "activation": activation_fact(places),
             "attention": "softmax",
-            "attention_scale": common(scale_fact(a.scale, a.head_dim) for a in attentions),
+            "attention_scale": common(scale_fact(a.scale, _head_width(a)) for a in attentions),
             "kv_normalised": True if placement is not None else None,
             "pooling": pooling,
-            **(_flexible(net) if _naflex(net) else _fixed(net)),
+            **family.positions(net),
             **eps_facts(places),
         }
     )
 
 
-def _fixed(net: Any) -> dict[str, Any]:
-    return {
-        "position": "none" if net.pos_embed is None else "learned",
-        "grid": tuple(net.patch_embed.grid_size),
-        "image_size": tuple(net.patch_embed.img_size),
-    }
-
-
-def _flexible(net: Any) -> dict[str, Any]:
-    """Return the facts of NaFlexVit's positions: of its table's own grid, or of one of 16 by 16 patches.
-
-    Raises:
-        Refused: it turns queries and keys in a way that is not known here.
-    """
-    embeds, rope = net.embeds, net.rope
-    grid = tuple(embeds.pos_embed_grid_size or (16, 16))
-    table = embeds.pos_embed_type != "none"
-    facts: dict[str, Any] = {"position": "learned" if table else "none", "grid": grid}
-    facts["image_size"] = tuple(n * side for n, side in zip(grid, embeds.patch_size, strict=True))
-    if rope is None:
-        return facts
-    kinds = {"RotaryEmbeddingCat": "interleaved", "RotaryEmbeddingDinoV3": "half"}
-    layout, half = kinds.get(type(rope).__name__), getattr(rope, "rotate_half", False)
-    if layout is None or half != (layout == "half"):
-        raise Refused(f"timm's {type(rope).__name__} is not known here, only the rotary positions of EVA-02 and DINOv3")
-    facts |= {"position": "rope", "rope_layout": layout, "rope_theta": float(rope.temperature)}
-    if layout == "interleaved":
-        facts["rope_reference"] = tuple(rope.ref_feat_shape or grid)
-    return facts
+def _head_width(attention: Any) -> int:
+    width = getattr(attention, "head_dim", None)
+    return int(width or attention.qkv.weight.shape[0] // (3 * attention.num_heads))
 
 
 def _channels(net: Any) -> int:
-    return int(net.in_chans if _naflex(net) else net.patch_embed.proj.in_channels)
-
-
-def _dialects(module: nn.Module) -> tuple[str, ...]:
-    return ("timm-naflex", "timm-naflex-eva") if _naflex(module) else ("timm",)
+    patch = getattr(net, "patch_embed", None)
+    return int(net.in_chans if patch is None else patch.proj.in_channels)
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
@@ -199,8 +170,8 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 
 HOST = Host(
     name="timm",
-    title="timm's VisionTransformer family",
-    dialects=("timm", "timm-naflex", "timm-naflex-eva", "timm-swin", "timm-swinv2"),
+    title="timm's vision transformers",
+    dialects=(*dict.fromkeys(d for family in FAMILIES for d in family.dialects), "timm-swin", "timm-swinv2"),
     options={"*": "any argument of timm.create_model, such as img_size, num_classes, drop_path_rate"},
     make=make,
     describe=describe,

@@ -38,8 +38,8 @@ def make(spec: Spec) -> nn.Module:
     """Build from a `config.json`, a folder that has one, or a model type such as `vit`; nothing is downloaded.
 
     Of a configuration with two towers (CLIP, SigLIP) the vision tower is built. Options: `class` (default: the
-    configuration's architecture, else the usual class of the model type), `attn` (eager or sdpa), and any field of the
-    configuration.
+    configuration's architecture, else the usual class of the model type), `attn` (eager or sdpa), `pooler` (whether a
+    bare model has one), and any field of the configuration.
 
     Raises:
         UsageError: no such file, model type or class.
@@ -49,6 +49,7 @@ def make(spec: Spec) -> nn.Module:
 
     options = dict(spec.options)
     name, attn = options.pop("class", None), options.pop("attn", None)
+    more = {"add_pooling_layer": options.pop("pooler")} if "pooler" in options else {}
     config, tower = _config(spec.model, options)
     kind = config.model_type
     if kind not in _KNOWN:
@@ -62,7 +63,7 @@ def make(spec: Spec) -> nn.Module:
         raise UsageError(f"transformers has no class {name!r}")
     if kind in FAMILIES and name not in FAMILIES[kind].classes:
         raise Refused(f"{name} is not one of the classes of {kind} that are known: {', '.join(FAMILIES[kind].classes)}")
-    return getattr(transformers, name)(config).eval()
+    return getattr(transformers, name)(config, **more).eval()
 
 
 def _config(model: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -213,6 +214,7 @@ HOST = Host(
         "*": "any field of the configuration",
         "class": "the model class, such as ViTModel",
         "attn": "eager or sdpa",
+        "pooler": "whether a bare model has its pooler, where its class asks",
     },
     make=make,
     describe=describe,

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitconv.conversion.beside import configs_for
 from vitconv.conversion.facts import Wishes
+from vitconv.conversion.owners import LAYOUTS, TRAINING_FILE, first, with_training_parts
 from vitconv.conversion.prepare import Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal
 from vitconv.conversion.stream import outputs
-from vitconv.errors import Refused, UsageError, VitconvError
+from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.layout.match import collapse
-from vitconv.layout.semantics import fact_value
+from vitconv.layout.semantics import Semantics, fact_value
+from vitconv.loading.build import build, layouts_of
 from vitconv.registry import HOSTS
 from vitconv.registry import load as load_entry
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Which layouts a library's networks may have, the usual one first.
-_DIALECTS: Mapping[str, tuple[str, ...]] = {
-    "timm": ("timm",),
-    "transformers": ("hf-vit", "hf-deit"),
-    "torchvision": ("torchvision",),
-    "reference": ("canonical",),
-}
+# The library whose host is not of its name.
+_HOST = {"vitconv": "reference", "xformers": "xformers-style"}
+# Facts that a module does not compute by, or that its library states in its own way.
+_LEFT = frozenset({"mean", "std", "position_resize", "release", "grid", "image_size", "mlp_dropout", "window_rule"})
+_TABLES = ("learned", "sincos")
 
 
 def load(
@@ -51,11 +49,14 @@ def load(
     """Return a module of a library with the weights of a checkpoint: strictly loaded, in eval mode, in their dtypes.
 
     What the weights do not say comes from the file's metadata or the configuration beside it, and is asked for
-    otherwise: nothing is guessed.
+    otherwise: nothing is guessed. A part that only training uses (a mask token, a decoder) and that the library has no
+    place for stays behind in the checkpoint. The eps of every norm is what the facts say, also where the library's own
+    configuration could not say it.
 
     Args:
         path: a checkpoint of any kind that is read: a file, shards, a folder.
-        host: timm, transformers, torchvision or reference.
+        host: timm, transformers, torchvision, open_clip, xformers, xformers-style, reference, or
+            python:MODULE:FACTORY; auto is the library that owns the checkpoint's layout, timm where none of these does.
         to: the layout of the module, where the library has several, such as `hf-deit`.
         facts: what the weights do not say, as {"heads": 12}.
         branch: which set of weights, when the file holds several.
@@ -69,86 +70,85 @@ def load(
 
     Raises:
         UsageError: no such file, host, or library.
-        Refused: a fact that the module needs is unknown (the message names it), or something would be lost.
+        Refused: a fact that the module needs is unknown (the message names it), something would be lost, or the
+            library's module computes something else.
         NotRecognised: no dialect explains the checkpoint.
     """
     known = {name: fact_value(name, value) for name, value in (facts or {}).items()}
     paths = [None if path_ is None else Path(path_) for path_ in (config, adapter)]
     wishes = Wishes(from_, branch, known, config=paths[0], adapter=paths[1])
     order = Order(to or "", wishes, dict(choices or {}), tuple(edits), tuple(drop))
-    entry: Host = load_entry(HOSTS, host)
-    if host not in _DIALECTS:
-        raise UsageError(f"host {host}: load knows {', '.join(_DIALECTS)}")
+    if host == "auto":
+        host = _owner(path, order)
+    name, _, model = host.partition(":")
+    entry: Host = load_entry(HOSTS, name)
     if (reason := entry.why_not()) is not None:
-        raise UsageError(f"host {host} cannot be used: {reason}")
-    prepared = _prepared(path, order, (to,) if to else _DIALECTS[host])
+        raise UsageError(f"host {name} cannot be used: {reason}")
+    dialects = (to,) if to else layouts_of(entry, model, dict(options or {}))
+    prepared = _planned(path, order, dialects)
     try:
-        built = _built(entry, prepared, dict(options or {}))
+        built = build(entry, model, prepared, dict(options or {}))
         state = _state(prepared)
-        if state.keys() != built.module.state_dict().keys() and host == "transformers":
+        if state.keys() != built.module.state_dict().keys() and name == "transformers":
             state = _renamed(path, prepared)
+        network = prepared.plan.network
+        _as_told(built, network.facts, headed="head.weight" in network.cells)
         return _filled(built, state)
     finally:
         prepared.close()
 
 
-def _prepared(path: str | Path, order: Order, dialects: Sequence[str]) -> Prepared:
-    """Plan the conversion into the first dialect that can say the network; the source's own comes first."""
-    errors: list[VitconvError] = []
-    for name in dialects:
-        try:
-            found = prepare(path, dataclasses.replace(order, to=name))
-        except Refused as error:
-            errors.append(error)
-            continue
-        source = found.source.match.dialect
-        own = source.name.removesuffix("-5")
-        if len(dialects) > 1 and own != name and source.library == found.plan.target.variant.dialect.library:
-            found.close()
-            return prepare(path, dataclasses.replace(order, to=own))
+def _planned(path: str | Path, order: Order, dialects: Sequence[str]) -> Prepared:
+    """Plan into the first layout that has the network; what only training uses stays in the checkpoint."""
+    try:
+        return first(path, order, dialects, prepare)
+    except Refused:
+        found = with_training_parts(path, Path(TRAINING_FILE), order, dialects)
+        if found is None:
+            raise
         return found
-    raise errors[0]
 
 
-def _built(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built:
-    p = prepared.plan
-    if host.name == "reference":
-        return host.build(Spec("", options, p.network.facts, p.network.shapes))
-    if host.name == "torchvision":
-        return host.build(Spec("VisionTransformer", {**_torchvision(prepared), **options}))
-    beside = configs_for(p, prepared.source.extra)
-    if not beside.files:
-        raise Refused(f"{prepared.source.checkpoint.path}: {beside.lacking or 'its library has no configuration'}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in beside.files.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        return host.build(Spec(folder, options))
+def _owner(path: str | Path, order: Order) -> str:
+    """Return the host of the library that owns the checkpoint's layout, timm where no host is of its name."""
+    from vitconv.conversion.recognise import recognise
+
+    source = recognise(path, order.wishes)
+    source.checkpoint.close()
+    library = source.match.dialect.library
+    return _HOST.get(library, library) if library in LAYOUTS else "timm"
 
 
-def _torchvision(prepared: Prepared) -> dict[str, Any]:
-    from torch import nn
+def _as_told(built: Built, facts: Semantics, *, headed: bool) -> None:
+    """Give the live norms the eps that the facts say, and refuse a module that computes otherwise.
 
-    p = prepared.plan
-    sizes, facts = p.sizes, p.network.facts
-    lacking = [name for name in ("heads", "norm_eps") if getattr(facts, name) is None]
-    if facts.image_size is None and facts.grid is None:
-        lacking.append("grid")
-    if lacking:
-        hints = " ".join(f"{name}=..." for name in lacking)
-        raise Refused(f"the weights do not say {', '.join(lacking)}; state them, as in facts={{{hints}}}")
-    image = facts.image_size or tuple(n * sizes["p"] for n in facts.grid or ())
-    if image[0] != image[1]:
-        raise Refused(f"torchvision's networks take square images, this one {image[0]}x{image[1]}")
-    return {
-        "image_size": image[0],
-        "patch_size": sizes["p"],
-        "num_layers": p.network.depth,
-        "num_heads": facts.heads,
-        "hidden_dim": sizes["d"],
-        "mlp_dim": sizes["m"],
-        "num_classes": sizes["o"],
-        "norm_layer": partial(nn.LayerNorm, eps=facts.norm_eps),
-    }
+    Raises:
+        Refused: a fact of the live module is another than that of the weights.
+    """
+    host: Host = load_entry(HOSTS, built.host)
+    ends = {"norm": facts.final_norm_eps, "pool.norm": facts.final_norm_eps, "embed.norm": facts.embed_norm_eps}
+    inside = {"q_norm": facts.qk_norm_eps, "k_norm": facts.qk_norm_eps}
+    modules = dict(built.module.named_modules())
+    for site in built.survey.norms:
+        place = site.place or ""
+        eps = inside.get(place.rpartition(".")[2], facts.norm_eps) if "blocks." in place else ends.get(place)
+        if eps is not None and site.eps is not None and site.eps != eps:
+            norm: Any = modules[site.name]
+            attribute = next(n for n in ("eps", "epsilon", "variance_epsilon") if hasattr(norm, n))
+            setattr(norm, attribute, eps)
+    live = host.describe(built.module, Spec(built.model, facts=facts)).facts
+    wrong = {k: v for k, v in facts.differences(live).items() if k not in _LEFT and not _alike(k, *v, headed=headed)}
+    if wrong:
+        said = "; ".join(f"{name} is {here} here and {there} there" for name, (here, there) in wrong.items())
+        raise Refused(f"the module that {built.host} builds is not the network of the weights: {said}")
+
+
+def _alike(fact: str, here: Any, there: Any, *, headed: bool) -> bool:
+    """Say whether two values of a fact make the same module."""
+    if fact == "position":
+        return here in _TABLES and there in _TABLES
+    # Without a classifier pooling is the caller's.
+    return (fact == "pooling" and not headed) or (fact == "attention_scale" and isclose(here, there, rel_tol=1e-6))
 
 
 def _state(prepared: Prepared) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""The layouts of a library's own classes, and the first of them that has a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitconv.errors import Refused
+from vitconv.registry import DIALECTS, load
+
+if TYPE_CHECKING:
+    from vitconv.conversion.prepare import Order, Prepared
+
+# {library: layouts that its classes load, the usual one first}.
+LAYOUTS: Mapping[str, tuple[str, ...]] = {
+    "timm": ("timm", "timm-eva", "beit", "timm-swin", "timm-swinv2", "timm-naflex", "timm-naflex-eva"),
+    "transformers": (
+        "hf-vit", "hf-deit", "hf-dinov2", "hf-dinov2-registers", "hf-dinov3", "hf-beit", "hf-ijepa", "hf-clip-vision",
+        "hf-siglip", "hf-siglip2", "hf-mae", "hf-swin", "hf-swinv2",
+    ),
+    "torchvision": ("torchvision", "torchvision-swin", "torchvision-swinv2"),
+    "open_clip": ("open-clip",),
+    "xformers": ("xformers", "xformers-fused"),
+    "vitconv": ("canonical", "canonical-stages"),
+}  # fmt: skip
+
+# What only training uses, and the file that keeps it in a folder for a library that has no place for it.
+_TRAINING = re.compile(r"(embed\.mask$|decoder\.|mim\.)")
+TRAINING_FILE = "training.safetensors"
+
+
+def first(
+    src: str | Path,
+    order: Order,
+    dialects: Sequence[str],
+    prepare: Callable[[str | Path, Order], Prepared],
+) -> Prepared:
+    """Plan the conversion into the first of `dialects` that has the network; the source's own, or its kin, comes first.
+
+    Raises:
+        Refused: none has; the reason is that of the usual one of the source's family.
+    """
+    reasons: dict[str, Refused] = {}
+    for name in dialects:
+        try:
+            found = prepare(src, replace(order, to=name))
+        except Refused as error:
+            reasons[name] = error
+            continue
+        source = found.source.match.dialect
+        own = source.name.removesuffix("-5")
+        if own != name and own in dialects and source.library == load(DIALECTS, name).library:
+            found.close()
+            return prepare(src, replace(order, to=own))
+        return found
+    kin = {n: e for n, e in reasons.items() if "their networks are not built alike" not in str(e)} or reasons
+    usual, *others = kin
+    lines = [f"  {name}: {' '.join(str(kin[name]).splitlines()[:2])}" for name in others]
+    if lines and dialects == LAYOUTS["timm"]:
+        text = "\n".join([str(kin[usual]), "nor do the other layouts of timm have it:", *lines])
+        raise type(kin[usual])(text)
+    raise kin[usual]
+
+
+def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Sequence[str]) -> Prepared | None:
+    """Plan a conversion that keeps in `file` what only training uses, such as a mask token or a decoder.
+
+    Returns None where something else would be kept: a part of the function is never set aside unasked.
+    """
+    from vitconv.conversion.prepare import prepare
+
+    for name in dialects:
+        try:
+            found = prepare(src, replace(order, to=name, residue=file))
+        except Refused:
+            continue
+        kept = tuple(c.name for c in found.plan.residue)
+        if kept and all(_TRAINING.match(name) for name in kept):
+            said = f"{file} keeps what only training uses: {', '.join(_briefly(kept))}; --restore puts it back"
+            # A text tower is left aside as ever, not kept.
+            return replace(found, source=replace(found.source, aside=()), notes=(*found.notes, said))
+        found.close()
+    return None
+
+
+def _briefly(names: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(name if name.startswith("embed.") else f"{name.partition('.')[0]}.*" for name in names))
