@@ -21,8 +21,9 @@ def without_key_bias(seed: int = 0) -> State:
 @pytest.mark.parametrize("to", ["timm", "hf-vit"])
 def test_b01_b02_the_key_bias_that_is_not_there_is_zero(to: str, tmp_path: Path) -> None:
     source = save(tmp_path / "s.safetensors", without_key_bias())
-    answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", to, "--set", "position=learned")
+    answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", to)
     assert answer.code == 0, answer.text
+    assert "position: taken as learned" in answer.text
     there = tensors(tmp_path / "o.safetensors")
     name = "blocks.0.attn.qkv.bias" if to == "timm" else "vit.encoder.layer.0.attention.attention.key.bias"
     key = there[name][DIM : 2 * DIM] if to == "timm" else there[name]
@@ -30,6 +31,26 @@ def test_b01_b02_the_key_bias_that_is_not_there_is_zero(to: str, tmp_path: Path)
     if to == "timm":
         assert torch.equal(there[name][:DIM], without_key_bias()["blocks.0.attn.q_bias"])
         assert torch.equal(there[name][2 * DIM :], without_key_bias()["blocks.0.attn.v_bias"])
+
+
+@pytest.mark.parametrize("change", ["gate", "registers", "no table", "told"])
+def test_b01_where_queries_and_keys_may_be_turned_it_is_asked(change: str, tmp_path: Path) -> None:
+    """EVA-02 has a gated MLP, timm's rotary networks have registers and no table."""
+    state, more = without_key_bias(), []
+    if change == "gate":
+        for i in range(DEPTH):
+            state[f"blocks.{i}.mlp.fc1.weight"] = torch.randn(256, DIM)
+            state[f"blocks.{i}.mlp.fc1.bias"] = torch.randn(256)
+    elif change == "registers":
+        state |= {"reg_token": torch.randn(1, 4, DIM), "pos_embed": torch.randn(1, 21, DIM)}
+    elif change == "no table":
+        del state["pos_embed"]
+    else:
+        more = ["--set", "position=rope"]
+    source = save(tmp_path / "s.safetensors", state)
+    answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", "timm", *more)
+    assert answer.code == 3, answer.text
+    assert "position" in answer.err and "taken as learned" not in answer.text
 
 
 def test_b01_the_way_back_leaves_out_only_zeros(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special
 from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.elements import check_floats, with_bits
-from vitconv.conversion.facts import Known, Wishes, authored, contradictions, gather, proven, released
+from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
@@ -138,6 +138,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
 
         facts, held = proven_by_stages(match, facts, checkpoint, branch)
     sources = {**dict.fromkeys(facts.known(), "tensors"), **sources}
+    facts, usual = customary(match, facts)
+    held += usual
+    sources = {**dict.fromkeys(facts.known(), "usual"), **sources}
     facts = authored(match, facts)
     sources = {**dict.fromkeys(facts.known(), f"{AUTHOR} ({match.dialect.name})"), **sources}
     notes = [*checkpoint.notes, *known.notes, *match.notes, *more, *held, *_tied(branch, match)]

@@ -7,7 +7,7 @@ stored, nor is the key bias of zeros. Blocks that norm after the branch have the
 from vitconv.dialects._eva import attention, block, end, gated, stem
 from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Forbid, linear, norm
+from vitconv.layout.rule import Doubt, Forbid, linear, norm
 
 DIALECT = Dialect(
     name="timm-eva",
@@ -40,6 +40,15 @@ DIALECT = Dialect(
         r"^norm_cls\.": "a second final norm for the class token and the registers",
         r"^blocks.*rel_pos|^rel_pos": "relative positions; beit has",
     },
+    # EVA-01: of timm's networks with biases of q and v alone, a plain MLP and a table, none turns queries and keys.
+    doubts=(
+        Doubt(
+            {},
+            needs=("embed.pos", "embed.pos_cls", "blocks.0.attn.q.bias"),
+            without=("embed.reg", "embed.norm.weight", "blocks.0.mlp.gate.weight", "blocks.0.attn.k.bias"),
+            usual={"position": "learned"},
+        ),
+    ),
     equal=(("a", "d"),),
     # Without biases and LayerScale the keys are those of VisionTransformer.
     under="timm",

@@ -136,7 +136,7 @@ def decode(match: Match, dtypes: Mapping[str, str], facts: Semantics) -> Network
                 cells |= {name: dataclasses.replace(of, name=name) for name in names}
     implied, maybe = match.variant.implies, match.variant.maybe
     for doubt in match.dialect.doubts:
-        if all(n in cells for n in doubt.needs) and not any(n in cells for n in doubt.without):
+        if doubt.about(cells):
             maybe = maybe | {k: (*_several(maybe.get(k, implied.get(k, ()))), *v) for k, v in doubt.maybe.items()}
     single = {k: v for k, v in implied.items() if not isinstance(v, tuple) and k not in maybe}
     several = {k: v for k, v in implied.items() if isinstance(v, tuple)} | maybe

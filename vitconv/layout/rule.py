@@ -11,7 +11,7 @@ adjoint too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from typing import Any
@@ -127,12 +127,18 @@ class Forbid:
 class Doubt:
     """Facts that a network may have besides those implied, as another class of the library with the same keys.
 
-    It is one that has the canonical templates `needs` and none of `without`; it is asked about where that decides.
+    It is one that has the canonical tensors `needs` and none of `without`; it is asked about where that decides, but
+    for the facts in `usual`: every network of these tensors that was published has them, so they are taken, and said.
     """
 
     maybe: Mapping[str, tuple[Any, ...]]
     needs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+    def about(self, names: Container[str]) -> bool:
+        """Say whether a network that holds tensors of these canonical names is one of these."""
+        return all(n in names for n in self.needs) and not any(n in names for n in self.without)
 
 
 @dataclass(frozen=True)
