@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from vitconv.parity.compare import gaps, missing, pooled, whole
+from vitconv.parity.compare import gaps, gaps_each, missing, pooled, whole
 from vitconv.parity.tolerance import SAME_FUNCTION
 from vitconv.parity.trace import Trace
 
@@ -142,3 +142,29 @@ def test_all_gradients_together_leave_the_input_out():
     error, size = whole(gaps(a, changed(a, "grads", "input", lambda x: x + 1)))
     assert error == 0
     assert size == pytest.approx(float(a.grads["norm.weight"].norm()))
+
+
+def test_several_at_once_are_compared_as_one_by_one():
+    a = trace_of()
+    b = changed(a, "grads", "norm.weight", lambda x: one(x, 1e-3))
+    c = changed(trace_of(tap_grads={}), "taps", "embed", lambda x: one(x, math.nan))
+    d = changed(a, "output", "output", lambda x: x[:, :2])
+    for found, other in zip(gaps_each(a, [b, c, d]), (b, c, d), strict=True):
+        assert [repr(g) for g in found] == [repr(g) for g in gaps(a, other)]
+
+
+def test_what_decides_does_not_depend_on_whether_single_elements_are_looked_at():
+    a = trace_of()
+    b = changed(a, "grads", "norm.weight", lambda x: one(x, 1e-3))
+    (whole_,), (brief,) = gaps_each(a, [b]), gaps_each(a, [b], ("tap", "output"))
+    for one_, other in zip(whole_, brief, strict=True):
+        unknown = one_.max_abs > 0 and one_.kind in ("tap-grad", "grad")
+        assert math.isnan(other.max_rel) == math.isnan(other.min_tolerance) == unknown
+        same = dataclasses.replace(other, max_rel=one_.max_rel, min_tolerance=one_.min_tolerance)
+        assert same == one_
+    alike = gaps_each(a, [a], ("tap", "output"))[0]
+    for parts in ([brief, alike], [alike, brief]):
+        assert math.isnan(next(g for g in pooled(parts) if g.name == "norm.weight").min_tolerance)
+    joined = {g.key: g for g in pooled([brief, brief])}
+    assert joined["grad", "norm.weight"].max_abs == pytest.approx(1e-3)
+    assert math.isnan(joined["grad", "norm.weight"].min_tolerance)

@@ -40,12 +40,12 @@ def test_a_size_whose_square_overflows_does_not_make_a_difference_small():
 
 
 def test_figures_do_not_depend_on_how_many_are_looked_at_together(monkeypatch):
-    from vitconv.parity import compare
+    from vitconv.parity import figures
 
     g = torch.Generator().manual_seed(0)
     a, b = torch.randn(1001, generator=g).double(), torch.randn(1001, generator=g).double()
     whole = gap_of(a, b)
-    monkeypatch.setattr(compare, "_AT_ONCE", 64)
+    monkeypatch.setattr(figures, "AT_ONCE", 64)
     parts = gap_of(a, b)
     for name in ("rel_rms", "max_abs", "max_rel", "min_tolerance", "bias", "cosine", "error"):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-12)

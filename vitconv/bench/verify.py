@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,12 @@ class Beside(Pair):
             key = (side.label, str(dtype))
             if key not in self._networks:
                 self._networks[key] = module_of(side, dtype=dtype, weights=self.weights(side, of))
-            self.bare.append(_bare(self._networks[key], images, precision, backward=more.get("backward", True)))
+            built, backward = self._networks[key], more.get("backward", True)
+            with ExitStack() as stack:
+                # Attention composed of its parts is another pass than that of a fused kernel.
+                for hook in more.get("hooks", ()):
+                    stack.enter_context(hook(built))
+                self.bare.append(_bare(built, images, precision, backward=backward))
             self.spent.append(time.perf_counter() - started)
         return done
 

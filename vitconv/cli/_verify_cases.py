@@ -65,7 +65,8 @@ def _case(name: str, members: Sequence[tuple[Gap, float, float]], what: str, hea
     off = sum(1 for _, f, k in members if not f <= k)
     detail = f"{what}: {gap.name} {found:.3g} of {limit:.3g} allowed; {off} of {len(members)} off"
     status = "fail" if off else "ok"
-    cells = (name, gap.name, found, limit, gap.max_abs, gap.min_tolerance)
+    tolerance = None if math.isnan(gap.min_tolerance) else gap.min_tolerance
+    cells = (name, gap.name, found, limit, gap.max_abs, tolerance)
     return Row(cells, "fail" if off else "ok", _told(detail, status, headline))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,11 +182,15 @@ def _measured(stage: Stage) -> list[dict[str, Any]]:
         {
             "kind": g.kind, "name": g.name, "error_a": own[g.key].rel_rms, "error_b": g.rel_rms,
             "ratio": data["ratios"][g.key], "limit": data["limits"][g.kind], "max_abs": g.max_abs,
-            "max_rel": g.max_rel, "cosine": g.cosine, "min_tolerance": g.min_tolerance,
+            "max_rel": _or_none(g.max_rel), "cosine": g.cosine, "min_tolerance": _or_none(g.min_tolerance),
         }
         for g in data["b"]
         if g.key in data["ratios"]
     ]  # fmt: skip
+
+
+def _or_none(figure: float) -> float | None:
+    return None if math.isnan(figure) else figure
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitconv.errors import Refused
+from vitconv.parity.figures import Figures, Memory, distance, figures_of, norm
 from vitconv.parity.tolerance import SCALE_FLOOR
 from vitconv.parity.trace import Trace
 
@@ -73,9 +74,27 @@ def gaps(a: Trace, b: Trace) -> list[Gap]:
     Raises:
         Refused: they have nothing in common.
     """
-    found = [g for kind in KINDS for g in _kind(kind, _values(a, kind), _values(b, kind))]
-    if not found:
-        raise Refused(f"the traces of {a.side} and {b.side} have nothing in common: nothing was compared")
+    return gaps_each(a, (b,))[0]
+
+
+def gaps_each(a: Trace, others: Sequence[Trace], elementwise: Collection[str] = KINDS) -> list[list[Gap]]:
+    """Compare one trace with several, as `gaps` does with each; what is read of it is read once.
+
+    `elementwise`: the kinds of which `max_rel` and `min_tolerance`, which decide nothing, are wanted: else NaN.
+
+    Raises:
+        Refused: one has nothing in common with it.
+    """
+    found: list[list[Gap]] = [[] for _ in others]
+    memory = Memory()
+    for kind in KINDS:
+        every = [_values(b, kind) for b in others]
+        parts = _kind(kind, _values(a, kind), every, memory, elementwise=kind in elementwise)
+        for whole_, part in zip(found, parts, strict=True):
+            whole_ += part
+    for b, each in zip(others, found, strict=True):
+        if not each:
+            raise Refused(f"the traces of {a.side} and {b.side} have nothing in common: nothing was compared")
     return found
 
 
@@ -86,12 +105,12 @@ def error_against(reference64: Trace, t: Trace) -> list[Gap]:
 
 def distances(a: Trace, b: Trace) -> dict[tuple[str, str], float]:
     """Return {(kind, name): ||a - b||}, infinite where it is no number: what `gaps` has as `error`, and no more."""
-    out = {}
+    out, memory = {}, Memory()
     for kind in KINDS:
         left, right = _values(a, kind), _values(b, kind)
         for name in (n for n in left if n in right):
-            x, y = (t[name].detach().cpu().flatten() for t in (left, right))
-            out[kind, name] = _distance(x, y)
+            x, y = left[name], right[name]
+            out[kind, name] = distance(_flat(x), _flat(y), memory) if x.shape == y.shape else math.inf
     return out
 
 
@@ -129,39 +148,72 @@ def _values(t: Trace, kind: str) -> Mapping[str, Tensor]:
     return by_kind[kind]
 
 
-def _kind(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[Gap]:
-    names = [n for n in a if n in b]
+def _kind(
+    kind: str,
+    a: Mapping[str, Tensor],
+    others: Sequence[Mapping[str, Tensor]],
+    memory: Memory,
+    *,
+    elementwise: bool,
+) -> list[list[Gap]]:
+    # Every value is read once: its size is among what is summed up.
+    norms: dict[str, float] = {}
+    seen: list[dict[str, Figures]] = [{} for _ in others]
+    for name, x in a.items():
+        fit = [j for j, b in enumerate(others) if name in b and b[name].shape == x.shape]
+        against = [_flat(others[j][name]) for j in fit]
+        for j, figures in zip(fit, figures_of(_flat(x), against, memory, elementwise=elementwise), strict=True):
+            seen[j][name], norms[name] = figures, figures.size
+        if not fit and any(name in b for b in others):
+            norms[name] = norm(x.double())
+    return [
+        _gaps(kind, a, b, {n: norms[n] for n in a if n in b}, figures) for b, figures in zip(others, seen, strict=True)
+    ]
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.detach().cpu().flatten()
+
+
+def _gaps(
+    kind: str,
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    norms: Mapping[str, float],
+    seen: Mapping[str, Figures],
+) -> list[Gap]:
     # The largest of the kind sets the floor; a value that is not finite sets none. The input is not a parameter.
-    norms = {n: _norm(a[n].double()) for n in names}
     sizes = [norm / a[n].numel() ** 0.5 for n, norm in norms.items() if n != "input" and a[n].numel()]
-    largest = max((s for s in sizes if math.isfinite(s)), default=0.0)
-    for name in names:
-        if a[name].shape != b[name].shape:
-            yield _unlike(name, kind, a[name], b[name])
-            continue
-        floor = 0.0 if name == "input" else SCALE_FLOOR * largest
-        yield _gap(name, kind, a[name], b[name], floor, norms[name])
+    floor = SCALE_FLOOR * max((s for s in sizes if math.isfinite(s)), default=0.0)
+    out = []
+    for n in norms:
+        of = 0.0 if n == "input" else floor
+        out.append(_gap(n, kind, a[n], b[n], of, seen[n]) if n in seen else _unlike(n, kind, a[n], b[n]))
+    return out
 
 
 def _unlike(name: str, kind: str, a: Tensor, b: Tensor) -> Gap:
     """Return the gap of values of two shapes: as far apart as can be, and not sick for that."""
     inf, nan = math.inf, math.nan
     return Gap(
-        name, kind, inf, nan, nan, nan, _rms(a), inf, _finite(a, _norm(a)), _finite(b, _norm(b)), False, False, nan,
-        inf, _norm(a), 0.0, a.numel(), f"shapes {list(a.shape)} and {list(b.shape)}",
+        name, kind, inf, nan, nan, nan, rms(a), inf, _finite(a, norm(a)), _finite(b, norm(b)), False, False, nan,
+        inf, norm(a), 0.0, a.numel(), f"shapes {list(a.shape)} and {list(b.shape)}",
     )  # fmt: skip
 
 
-def _rms(x: Tensor) -> float:
-    return _norm(x.double()) / x.numel() ** 0.5 if x.numel() else 0.0
+def rms(x: Tensor) -> float:
+    """Return the root mean square of a tensor, 0 of one without elements."""
+    return norm(x.double()) / x.numel() ** 0.5 if x.numel() else 0.0
 
 
-def _norm(x: Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(x))
-    if norm == math.inf and math.isfinite(largest := float(x.abs().max())):
-        # The squares overflowed: as infinite, the size would make any difference small.
-        return largest * float(torch.linalg.vector_norm(x / largest))
-    return norm
+def is_finite(x: Tensor) -> bool:
+    """Return whether a tensor is free of NaN and Inf."""
+    return _finite(x, float(torch.linalg.vector_norm(x)))
+
+
+def is_constant(x: Tensor) -> bool:
+    """Return whether all elements, two at least, are one number."""
+    return _constant(x.flatten())
 
 
 def _finite(x: Tensor, norm: float) -> bool:
@@ -169,17 +221,15 @@ def _finite(x: Tensor, norm: float) -> bool:
     return math.isfinite(norm) or bool(x.isfinite().all())
 
 
-def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float, size: float) -> Gap:
-    a, b = left.detach().cpu().flatten(), right.detach().cpu().flatten()
-    n, f = a.numel(), _figures(a, b)
-    error, other = f.error, f.other
+def _gap(name: str, kind: str, a: Tensor, b: Tensor, floor: float, f: Figures) -> Gap:
+    n, error, size, other = a.numel(), f.error, f.size, f.other
     max_abs, max_rel, min_tolerance = f.max_abs, f.max_rel, f.min_tolerance
     finite_a, finite_b = _finite(a, size), _finite(b, other)
-    constant_a, constant_b = _constant(a), _constant(b)
+    constant_a, constant_b = _constant(a.detach().flatten()), _constant(b.detach().flatten())
     if not (finite_a and finite_b):
         worst = math.nan
         return Gap(
-            name, kind, math.inf, worst, worst, worst, _rms(a), math.inf,
+            name, kind, math.inf, worst, worst, worst, rms(a), math.inf,
             finite_a, finite_b, constant_a, constant_b, worst, math.inf, size, floor * n**0.5, n,
         )  # fmt: skip
     if max_abs == 0:
@@ -194,7 +244,7 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float, size: 
         rel_rms=error / against if against else (0.0 if error == 0 else math.inf),
         max_abs=max_abs,
         max_rel=max_rel,
-        cosine=1.0 if size == other == 0 else f.cosine(size, other),
+        cosine=f.cosine,
         scale=size / n**0.5,
         min_tolerance=min_tolerance,
         finite_a=True,
@@ -209,57 +259,14 @@ def _gap(name: str, kind: str, left: Tensor, right: Tensor, floor: float, size: 
     )
 
 
-@dataclass
-class _Figures:
-    """What is summed up over a and b, some elements at a time."""
-
-    error: float = 0.0
-    other: float = 0.0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    min_tolerance: float = 0.0
-    total: float = 0.0
-    dot: float = 0.0
-
-    def cosine(self, size: float, other: float) -> float:
-        """Return the cosine of the angle, from both norms; 1 when both are zero."""
-        if size == other == 0:
-            return 1.0
-        return self.dot / size / other if size and other else 0.0
-
-
-# Elements that are looked at together: what is made of them stays in the processor's cache.
-_AT_ONCE = 1 << 16
-
-
-def _figures(a: Tensor, b: Tensor) -> _Figures:
-    out, tiny = _Figures(), torch.finfo(torch.float64).tiny
-    for left, right in zip(a.split(_AT_ONCE), b.split(_AT_ONCE), strict=True):
-        x, y = left.double(), right.double()
-        out.other = math.hypot(out.other, _norm(y))
-        if torch.equal(x, y):
-            out.dot += float(x @ y)
-            continue
-        d = y - x
-        out.total += float(d.sum())
-        out.error = math.hypot(out.error, _norm(d.abs_()))
-        out.max_abs = max(out.max_abs, float(d.max()))
-        magnitude = x.abs().clamp_min_(tiny)
-        out.max_rel = max(out.max_rel, float((d / magnitude).max()))
-        out.min_tolerance = max(out.min_tolerance, float(d.div_(magnitude.add_(1)).max()))
-        out.dot += float(x @ y)
-    return out
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    found = 0.0
-    for x, y in zip(a.split(_AT_ONCE), b.split(_AT_ONCE), strict=True):
-        found = math.hypot(found, _norm(x.double() - y.double()))
-    return found if math.isfinite(found) else math.inf
-
-
 def _constant(x: Tensor) -> bool:
     return x.numel() > 1 and float(x[0]) == float(x[-1]) and bool((x == x[0]).all())
+
+
+def _most(values: Iterable[float]) -> float:
+    """Return the largest, NaN when one of them is: `max` depends on their order then."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def _pool(group: list[Gap]) -> Gap:
@@ -274,10 +281,10 @@ def _pool(group: list[Gap]) -> Gap:
         kind=first.kind,
         rel_rms=(error / against if against else (0.0 if error == 0 else math.inf)) if finite else math.inf,
         max_abs=max(g.max_abs for g in group) if finite else math.nan,
-        max_rel=max(g.max_rel for g in group) if finite else math.nan,
+        max_rel=_most(g.max_rel for g in group) if finite else math.nan,
         cosine=min(g.cosine for g in group) if finite else math.nan,
         scale=size / n**0.5 if n else 0.0,
-        min_tolerance=max(g.min_tolerance for g in group),
+        min_tolerance=_most(g.min_tolerance for g in group),
         finite_a=all(g.finite_a for g in group),
         finite_b=all(g.finite_b for g in group),
         constant_a=any(g.constant_a for g in group),

@@ -69,11 +69,24 @@ class Pair:
     _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
     _gains: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict, repr=False)
     _others: dict[str, Side | None] = field(default_factory=dict, repr=False)
+    _exact: dict[tuple[torch.dtype, str], bool] = field(default_factory=dict, repr=False)
 
     @property
     def sets(self) -> tuple[str, ...]:
         """The sets of weights there are: probe weights, and those given, if any."""
         return (PROBE, GIVEN) if self.a.weights is not None and self.b.weights is not None else (PROBE,)
+
+    @property
+    def judged_with(self) -> str:
+        """The set of weights that precisions are judged with: those given, if any."""
+        return self.sets[-1]
+
+    def exact_in(self, dtype: torch.dtype, of: str) -> bool:
+        """Return whether a dtype holds the baseline's weights of a set without rounding."""
+        if (dtype, of) not in self._exact:
+            every = self.weights(self.a, of).values()
+            self._exact[dtype, of] = all(torch.equal(t.to(dtype).double(), t) for t in every)
+        return self._exact[dtype, of]
 
     def side(self, label: str) -> Side:
         """Return a side by its label."""
@@ -211,9 +224,22 @@ class Pair:
         self.runs += 1
         if self.sink is not None and teacher is None and not hooks and images is None and built is None and seed == 0:
             self.sink(done, of if rounded is None else f"{of}@{str(rounded).removeprefix('torch.')}")
-        if plain and _nbytes(done) + sum(map(_nbytes, self._kept.values())) <= KEEP_BYTES:
-            self._kept[key] = done
+        if plain:
+            self._keep(key, done)
         return done
+
+    def _keep(self, key: tuple[str, ...], done: Trace) -> None:
+        """Keep a trace while there is room; for those that every precision is held against, room is made."""
+
+        def asked_again(k: tuple[str, ...]) -> bool:
+            return k[0] == self.a.label and k[2] == self.judged_with
+
+        spare = [k for k in self._kept if not asked_again(k)] if asked_again(key) else []
+        while _nbytes(done) + sum(map(_nbytes, self._kept.values())) > KEEP_BYTES:
+            if not spare:
+                return
+            del self._kept[spare.pop()]
+        self._kept[key] = done
 
     def _tell(self, what: str) -> None:
         if self.progress is not None:
@@ -263,7 +289,7 @@ def _resized(a: Side, b: Side, seed: int) -> tuple[dict[str, Tensor], str]:
 
 def swapped(pair: Pair) -> Pair:
     """Return the pair with the other side as the baseline."""
-    return replace(pair, a=pair.b, b=pair.a, finest={}, _kept={}, _probe={}, _live={}, _others={})
+    return replace(pair, a=pair.b, b=pair.a, finest={}, _kept={}, _probe={}, _live={}, _others={}, _exact={})
 
 
 def _nbytes(t: Trace) -> int:

@@ -19,8 +19,8 @@ from vitconv.parity.tolerance import SAME_FUNCTION
 from vitconv.parity.trace import Trace, cotangent_of
 from vitconv.registry import HOSTS, load
 
-# How a variant is run: (precision, inputs, weights, loss scale) to its trace.
-Run = Callable[[str, str, str, float], Trace]
+# How a variant is run: (precision, the float64 trace it is held against, weights, loss scale) to its trace.
+Run = Callable[[str, Trace, str, float], Trace]
 
 
 def variants(pair: Pair, weights: str) -> dict[str, Run]:
@@ -37,28 +37,25 @@ def variants(pair: Pair, weights: str) -> dict[str, Run]:
     }
     other = pair.other(weights, lambda: _reference(pair, weights))
     if other is not None:
-        out["reference"] = lambda p, i, w, s: pair.run(other, i, p, w, loss_scale=s)
+        out["reference"] = lambda p, exact, w, s: pair.run(other, exact.inputs, p, w, loss_scale=s)
     return out
 
 
 def _reversed(pair: Pair) -> Run:
-    def run(precision: str, inputs: str, weights: str, scale: float) -> Trace:
-        images = pair.images[inputs]
-        shape = pair.run(pair.a, inputs, "fp64", weights).output.shape
-        cotangent = cotangent_of(shape, pair.seed).flip(0)
-        t = pair.run(pair.a, inputs, precision, weights, images=images.flip(0), cotangent=cotangent, loss_scale=scale)
+    def run(precision: str, exact: Trace, weights: str, scale: float) -> Trace:
+        images, cotangent = pair.images[exact.inputs].flip(0), cotangent_of(exact.output.shape, pair.seed).flip(0)
+        t = pair.run(pair.a, exact.inputs, precision, weights, images=images, cotangent=cotangent, loss_scale=scale)
         return _batchwise([t], lambda many: many[0].flip(0), lambda many: many[0])
 
     return run
 
 
 def _alone(pair: Pair) -> Run:
-    def run(precision: str, inputs: str, weights: str, scale: float) -> Trace:
-        shape = pair.run(pair.a, inputs, "fp64", weights).output.shape
-        cotangent, images = cotangent_of(shape, pair.seed), pair.images[inputs]
+    def run(precision: str, exact: Trace, weights: str, scale: float) -> Trace:
+        cotangent, images = cotangent_of(exact.output.shape, pair.seed), pair.images[exact.inputs]
         each = [
             pair.run(
-                pair.a, inputs, precision, weights,
+                pair.a, exact.inputs, precision, weights,
                 images=images[j : j + 1], cotangent=cotangent[j : j + 1], loss_scale=scale,
             )
             for j in range(len(images))
@@ -72,8 +69,8 @@ def _sdpa(pair: Pair) -> Run:
     def composed(_built: Built) -> AbstractContextManager[None]:
         return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
 
-    return lambda precision, inputs, weights, scale: pair.run(
-        pair.a, inputs, precision, weights, loss_scale=scale, hooks=(composed,)
+    return lambda precision, exact, weights, scale: pair.run(
+        pair.a, exact.inputs, precision, weights, loss_scale=scale, hooks=(composed,)
     )
 
 
@@ -118,10 +115,8 @@ def _reference(pair: Pair, weights: str) -> Side | None:
 
 
 def spread(
-    runs: Mapping[str, Run], reference64: Trace, own: Trace, precision: str, weights: str, scale: float
-) -> Iterator[tuple[str, list[tuple[tuple[str, str], float, float]]]]:
-    """Yield per variant its errors and the baseline's own: [((kind, name), error, own error)]."""
-    mine = distances(reference64, own)
+    runs: Mapping[str, Run], reference64: Trace, precision: str, weights: str, scale: float
+) -> Iterator[tuple[str, dict[tuple[str, str], float]]]:
+    """Yield the errors of every variant: {(kind, name): ||error||}."""
     for name, run in runs.items():
-        found = distances(reference64, run(precision, reference64.inputs, weights, scale))
-        yield name, [(key, error, mine[key]) for key, error in found.items() if key in mine]
+        yield name, distances(reference64, run(precision, reference64, weights, scale))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitconv.errors import Refused
 from vitconv.layout.canonical import layer_of
-from vitconv.parity.compare import Gap, gaps
+from vitconv.parity.compare import Gap, gaps_each
 from vitconv.parity.pair import Pair
 from vitconv.parity.precision import precision_of
 from vitconv.parity.side import Side
@@ -202,7 +202,8 @@ def _owner(kind: str, name: str, blocks: list[str]) -> str | None:
 
 def _updates(reference: Trace, forced: Trace) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
     """Return the gap of every block's update, and of every value and gradient inside blocks."""
-    inner = {g.key: g.rel_rms for g in gaps(reference, forced) if g.kind in ("tap", "tap-grad", "grad")}
+    found = gaps_each(reference, [forced], elementwise=())[0]
+    inner = {g.key: g.rel_rms for g in found if g.kind in ("tap", "tap-grad", "grad")}
     updates, stream = {}, "embed"
     for name in (n for n in reference.taps if n.startswith("blocks.") and n.count(".") == 1):
         if stream in reference.taps and name in forced.taps:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vitconv.parity.compare import Gap, error_against, pooled, whole
-from vitconv.parity.pair import GIVEN, PROBE, Pair
+from vitconv.parity.compare import Gap, gaps_each, pooled, whole
+from vitconv.parity.pair import Pair
 from vitconv.parity.precision import emulated, precision_of
 from vitconv.parity.stage import Blame, Row, Stage, short, stage
 from vitconv.parity.tolerance import (
@@ -28,6 +28,8 @@ from vitconv.parity.variants import spread, variants
 
 KEY = "numerics"
 GROUPS = ("tap", "gradients", "parameter")
+# Of these, differences of single elements are told too: a gradient is as large as the cotangent happens to be.
+VALUES = ("tap", "output")
 
 
 @dataclass(frozen=True)
@@ -54,24 +56,23 @@ def same_numerics(pair: Pair, precision: str, profile: Profile, *, same: bool | 
 
     `same`: whether the function is known to be the same in float64; only then can an error be laid to the arithmetic.
     """
-    of = GIVEN if GIVEN in pair.sets else PROBE
+    of = pair.judged_with
     p = precision_of(precision)
     runs = variants(pair, of) if profile.calibrated else {}
     errors: dict[str, list[list[Gap]]] = {"A": [], "B": []}
     scales: dict[str, float] = {}
     spreads: dict[str, dict[str, float]] = {}
     # Float64 with the weights as the precision holds them, so that only its arithmetic is judged.
-    exact = all(torch.equal(t.to(p.dtype).double(), t) for t in pair.weights(pair.a, of).values())
+    rounded = None if pair.exact_in(p.dtype, of) else p.dtype
     for inputs in pair.images:
-        reference = pair.run(pair.a, inputs, "fp64", of, rounded=None if exact else p.dtype)
-        scales[inputs] = loss_scale(precision, reference)
-        own = pair.run(pair.a, inputs, precision, of, loss_scale=scales[inputs])
-        errors["A"].append(error_against(reference, own))
+        reference = pair.run(pair.a, inputs, "fp64", of, rounded=rounded)
+        scale = scales[inputs] = loss_scale(precision, reference)
+        both = [pair.run(side, inputs, precision, of, loss_scale=scale) for side in (pair.a, pair.b)]
+        for label, found in zip(errors, gaps_each(reference, both, VALUES), strict=True):
+            errors[label].append(found)
         if inputs == next(iter(pair.images)):
-            for name, found in spread(runs, reference, own, precision, of, scales[inputs]):
-                spreads[name] = _worst_of(found, errors["A"][0], p.unit)
-        other = pair.run(pair.b, inputs, precision, of, loss_scale=scales[inputs])
-        errors["B"].append(error_against(reference, other))
+            for name, strays in spread(runs, reference, precision, of, scale):
+                spreads[name] = _worst_of(strays, errors["A"][0], p.unit)
     a, b = pooled(errors["A"]), pooled(errors["B"])
     key = f"{KEY}-{precision}"
     title = f"Same numerics? ({p.title})"
@@ -128,20 +129,18 @@ def ratios_of(a: Iterable[Gap], b: Iterable[Gap], unit: float) -> dict[tuple[str
     return out
 
 
-def _worst_of(
-    found: Iterable[tuple[tuple[str, str], float, float]], own: Iterable[Gap], unit: float
-) -> dict[str, float]:
-    """Return the worst ratio of a variant per group."""
-    floors = {g.key: allowed_floor(g, unit) for g in own}
+def _worst_of(found: Mapping[tuple[str, str], float], own: Iterable[Gap], unit: float) -> dict[str, float]:
+    """Return the worst ratio of a variant's errors to the baseline's own, per group."""
     worst = dict.fromkeys(GROUPS, 0.0)
     whole_a = whole_v = 0.0
-    for key, error, mine in found:
-        if not (math.isfinite(error) and math.isfinite(mine)):
+    for gap in own:
+        error = found.get(gap.key, math.inf)
+        if not (math.isfinite(error) and math.isfinite(gap.error)):
             continue
-        group = {"tap": "tap", "output": "tap", "tap-grad": "gradients", "grad": "parameter"}[key[0]]
-        worst[group] = max(worst[group], error / max(mine, floors[key], 1e-300))
-        if key[0] == "grad":
-            whole_a, whole_v = math.hypot(whole_a, mine), math.hypot(whole_v, error)
+        group = {"tap": "tap", "output": "tap", "tap-grad": "gradients", "grad": "parameter"}[gap.kind]
+        worst[group] = max(worst[group], error / max(gap.error, allowed_floor(gap, unit), 1e-300))
+        if gap.kind == "grad":
+            whole_a, whole_v = math.hypot(whole_a, gap.error), math.hypot(whole_v, error)
     if whole_a:
         worst["gradients"] = max(worst["gradients"], whole_v / whole_a)
     return worst
@@ -183,9 +182,11 @@ def judge_rows(
         detail = f"worst of {len(mine)}: {worst}, B errs {short(mine[worst])} times as much as A"
         values = {
             "ratio": mine[worst], "limit": limits[kind], "worst": worst, "error_a": x.rel_rms, "error_b": y.rel_rms,
-            "max_abs": y.max_abs, "max_rel": y.max_rel, "cosine": y.cosine, "min_tolerance": y.min_tolerance,
-            "bias": y.bias, "off": len(off), "of": len(mine), "smallest_k": mine[worst],
+            "max_abs": y.max_abs, "cosine": y.cosine, "bias": y.bias, "off": len(off), "of": len(mine),
+            "smallest_k": mine[worst],
         }  # fmt: skip
+        if kind in VALUES:
+            values |= {"max_rel": y.max_rel, "min_tolerance": y.min_tolerance}
         rows.append(Row(title, "fail" if off else "ok", detail, values))
     total = ratios["gradients", "all"]
     ok = total <= limits["gradients"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitconv.layout.match import collapse
 from vitconv.parity.bridge import state_of
 from vitconv.parity.capability import finest, scale_of
-from vitconv.parity.compare import gaps
+from vitconv.parity.compare import gaps, is_constant, is_finite, rms
 from vitconv.parity.nondeterminism import watching
 from vitconv.parity.pair import PROBE, Pair
 from vitconv.parity.precision import precision_of
@@ -111,17 +111,15 @@ def _inference(side: Side, without: Trace, t: Trace) -> Row:
 def _alive(side: Side, of: str, t: Trace) -> Iterator[Row]:
     """Expect finite values everywhere, and an output that depends on the image."""
     name = f"{side.label}: {of} weights, alive"
-    sick = [n for n, x in (*t.taps.items(), ("output", t.output)) if not x.isfinite().all()]
+    sick = [n for n, x in (*t.taps.items(), ("output", t.output)) if not is_finite(x)]
     if sick:
         yield Row(name, "fail", f"NaN or Inf, first at {sick[0]}", {"site": sick[0]}, _blame(side))
         return
-    sick = [n for n, x in (*t.tap_grads.items(), *t.grads.items()) if not x.isfinite().all()]
+    sick = [n for n, x in (*t.tap_grads.items(), *t.grads.items()) if not is_finite(x)]
     if sick:
         yield Row(name, "fail", f"gradients are NaN or Inf at {', '.join(collapse(sick[:8]))}", {}, _blame(side))
         return
-    flat = [
-        n for n, x in (*t.taps.items(), ("output", t.output)) if x.numel() > 1 and bool((x == x.flatten()[0]).all())
-    ]
+    flat = [n for n, x in (*t.taps.items(), ("output", t.output)) if is_constant(x)]
     size = float(t.output.norm())
     felt = float(t.grads[INPUT].norm()) if INPUT in t.grads else math.inf
     moved = len(t.output) < 2 or not torch.equal(t.output[0], t.output[1])
@@ -143,7 +141,7 @@ def _blame(side: Side) -> Blame:
 def _exercised(pair: Pair, side: Side, inputs: str, t: Trace, notes: list[str]) -> Row:
     """List the parameters without a gradient, and see whether the output feels them all the same."""
     grads = {n: g for n, g in t.grads.items() if n != INPUT}
-    sizes = {n: float(g.double().square().mean().sqrt()) for n, g in grads.items()}
+    sizes = {n: rms(g) for n, g in grads.items()}
     largest = max(sizes.values(), default=0.0)
     null = [n for n, s in sizes.items() if s <= NULL * largest]
     name, count = f"{side.label}: parameters exercised", {"exercised": len(sizes) - len(null), "of": len(sizes)}
