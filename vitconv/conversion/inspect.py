@@ -131,9 +131,17 @@ def _unknown(r: Recognised | None) -> tuple[str, ...]:
         return ()
     known = set(r.facts.known()) | {k for k, v in r.match.variant.implies.items() if not isinstance(v, tuple)}
     plain = r.match.dialect.family == "plain"
-    sizes = ("heads", "grid") if plain else ("stage_heads", "image_size")
+    sizes = ("heads", "grid") if plain else ("stage_heads", "image_size", *_of_windows(r))
     wanted = (*sizes, "norm_eps", "activation", "norm_placement", "kv_normalised", "pooling")
     return tuple(f.name for f in dataclasses.fields(Semantics) if f.name in wanted and f.name not in known)
+
+
+def _of_windows(r: Recognised) -> tuple[str, ...]:
+    """Return the facts of windows that this network of stages computes with."""
+    names = [name for b in r.match.bound for name in b.parts]
+    if any(name.endswith(".attn.logit_scale") for name in names):
+        return ("window", "pretrained_window")
+    return ("window",) if any(name.endswith(".attn.table") for name in names) else ()
 
 
 def _info(b: Branch, taken: Branch | None, checkpoint: Checkpoint, *, measure: bool) -> BranchInfo:

@@ -47,11 +47,30 @@ def proven_by_stages(
         told = getattr(facts, name)
         if told is not None and told != value and not (len(told) == 1 and set(value) == set(told)):
             raise Refused(f"the tensors have {name}={_say(value)}, but {name}={_say(told)} was said")
+    _check_places(match, facts)
     new = {name: value for name, value in found.items() if getattr(facts, name) is None}
     notes += [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
     facts = facts.filled(new)
     facts, more = _contested(match, facts)
     return facts, [*notes, *_clipped(match, facts), *more]
+
+
+def _check_places(match: Match, facts: Semantics) -> None:
+    """Check an image size that was told against the table of positions of the first map.
+
+    Raises:
+        Refused: the table has another number of places.
+    """
+    grid = _grids(match, facts, 1).get(0)
+    tables = {name: b for b in match.bound for name in b.parts if name in ("embed.pos", "stages.0.pos")}
+    for name in tables if grid is not None else ():
+        places = match.sizes.get("n_0")
+        if places is not None and grid is not None and places != grid[0] * grid[1]:
+            how = f"; to resize it say --set grid=HxW and --edit resize-position:to={_by(grid)}, without image_size"
+            raise Refused(
+                f"image_size={_by(facts.image_size or (0, 0))} makes a map of {_by(grid)}, {grid[0] * grid[1]} places;"
+                f" the table of positions ({name}) has {places}{how if name == 'embed.pos' else ''}"
+            )
 
 
 class Held(NamedTuple):

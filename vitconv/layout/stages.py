@@ -254,12 +254,20 @@ def _size(e: Const, net: Net, s: int, i: int) -> tuple[int, ...] | None:
     w = net.windows.get((s, i))
     if e.value == "shift-mask":
         grid = net.maps.get(s)
+        if grid is None and i % 2:
+            raise Refused(
+                "masks of shifted windows depend on the size of the images, which is not known; say it with --set"
+                " image_size=224"
+            )
         if w is None or grid is None or not shifts(w, i, grid) or grid[0] % w[0] or grid[1] % w[1]:
             return None
         places = w[0] * w[1]
         return grid[0] * grid[1] // places, places, places
     if w is None:
-        raise Refused("the size of the windows is not known, and buffers depend on it; say it with --set window=7")
+        raise Refused(
+            "the size of the windows is not known, and buffers depend on it; say it with --set window=7 (and"
+            " --set window_width=... if they are no squares)"
+        )
     if e.value == "coords":
         if s not in net.pretrained:
             raise Refused(

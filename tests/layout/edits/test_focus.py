@@ -130,9 +130,80 @@ def test_a_twin_is_not_made_unasked(tmp_path: Path) -> None:
     assert not any(k.endswith(NEW) for k in load_file(tmp_path / "out.safetensors"))
 
 
-def test_a_plain_network_has_no_twin(tmp_path: Path) -> None:
+def stages(name: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Return a file of a published network of stages, and its tensors."""
+    trace = load_file(FLATTEN.parent / "stages" / f"{name}.safetensors")
+    state = {k.removeprefix("weight."): v for k, v in trace.items() if k.startswith("weight.")}
+    save_file(state, folder / f"{name}.safetensors")
+    return folder / f"{name}.safetensors", state
+
+
+def test_a_cswin_becomes_the_start_of_its_twin(tmp_path: Path) -> None:
+    """Its stripes become one map, whose positional convolution has the channels of both; the rest is carried."""
+    source, here = stages("flatten-cswin-ssss", tmp_path)
+    _, twins = stages("flatten-cswin-llss", tmp_path)
+    told = {"image_size": (32, 32), "stage_heads": (2, 2, 4, 8)}
+    there, said = twin(source, "flatten-cswin", "focus-attention:LLSS", **told)
+    assert {k: v.shape for k, v in there.items()} == {k: v.shape for k, v in twins.items()}
+    assert "the two stripes' positional convolutions are one over the whole map, channels in order" in said
+    for s, depth in ((1, 1), (2, 2)):
+        for i in range(depth):
+            at = f"stage{s}.{i}.attns."
+            for part in ("get_v.weight", "get_v.bias"):
+                assert torch.equal(there[f"{at}0.{part}"], torch.cat([here[f"{at}{j}.{part}"] for j in (0, 1)]))
+    assert all(torch.equal(there[k], v) for k, v in here.items() if not re.match(r"stage[12]\..*attns", k))
+
+
+def test_a_focused_pvtv2_of_the_linear_form_has_49_places(tmp_path: Path) -> None:
+    from vitconv.conversion.translate import translate
+    from vitconv.layout.semantics import Semantics
+    from vitconv.vit.stages.config import config_of_stages
+    from vitconv.vit.stages.model import StageViT
+
+    source, _ = stages("pvtv2-linear", tmp_path)
+    facts: dict[str, Any] = {"image_size": (32, 32), "stage_heads": (1, 2, 3, 4)}
+    there, _ = twin(source, "flatten-pvtv2", "focus-attention", **facts)
+    assert there["block1.0.attn.positional_encoding"].shape == (1, 49, 4)
+    facts |= {"norm_eps": 1e-6, "final_norm_eps": 1e-6, "embed_norm_eps": 1e-5, "activation": "gelu", "pooling": "avg"}
+    facts |= {"norm_placement": "pre", "attention": "focused-stable", "focusing_factor": 3.0}
+    canonical = translate(there, "flatten-pvtv2", "canonical-stages", facts={**facts, "attention": None})
+    net = StageViT(config_of_stages({k: tuple(v.shape) for k, v in canonical.items()}, Semantics(**facts))).double()
+    net.load_state_dict(canonical, strict=True)
+    assert torch.isfinite(net(torch.randn(1, 3, 32, 32, dtype=torch.float64))).all()
+
+
+def test_the_map_of_a_pvtv2_is_that_of_its_overlapping_patches(tmp_path: Path) -> None:
+    """Patches are 7 wide and 4 apart: 32 pixels are 8 places, not 5."""
+    source, here = stages("flatten-pvtv2-llss", tmp_path)
+    plain = {k: v for k, v in here.items() if not re.search(r"attn\.(scale|positional_encoding|dwc)", k)}
+    save_file(plain, source)
+    told = {"image_size": (32, 32), "stage_heads": (1, 2, 3, 4)}
+    there, _ = twin(source, "flatten-pvtv2", "focus-attention:LLSS", **told)
+    assert {k: v.shape for k, v in there.items()} == {k: v.shape for k, v in here.items()}
+
+
+def plain(folder: Path) -> Path:
     timm = pytest.importorskip("timm")
-    net = timm.models.VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5)
-    save_file(net.state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(UsageError, match="no stage-wise network"):
-        convert(tmp_path / "vit.safetensors", tmp_path / "out.safetensors", Order("timm", edits=["focus-attention"]))
+    net = timm.models.VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5)
+    save_file(net.state_dict(), folder / "vit.safetensors")
+    return folder / "vit.safetensors"
+
+
+def test_a_plain_network_is_carried_whole_into_what_has_no_layout_of_its_own(tmp_path: Path) -> None:
+    source = plain(tmp_path)
+    there, said = twin(source, "canonical", "focus-attention:power=4", image_size=(16, 16), heads=2)
+    assert "41 tensors are carried as they are (100 % of the parameters); new are none" in said
+    assert "not the same function" in said
+    assert len(there) == 41
+    with pytest.raises(Refused, match="focused-upstream-fix here, but timm VisionTransformer computes softmax"):
+        twin(source, "timm", "focus-attention", image_size=(16, 16), heads=2)
+    with pytest.raises(UsageError, match="types, window: of networks of stages"):
+        twin(source, "canonical", "focus-attention:types=LL,window=7", image_size=(16, 16), heads=2)
+
+
+def test_query_norms_have_no_place_in_it(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
+    save_file(timm.models.VisionTransformer(**sizes, qk_norm=True).state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(Refused, match="no norms of queries and keys"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "o.safetensors", Order("canonical", edits=["focus-attention"]))

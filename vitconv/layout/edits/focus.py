@@ -1,4 +1,4 @@
-"""Turn softmax attention of a Swin or PVT into focused linear attention: the start of its FLatten twin, not its equal.
+"""Turn softmax attention into focused linear attention: the start of a FLatten twin, not its equal.
 
 What both have travels as it is; what FLatten adds is made up as its code initialises it. Source:
 LeapLabTHU/FLatten-Transformer, models/flatten_swin.py and flatten_pvt.py, a7f0a4b.
@@ -14,6 +14,7 @@ from zlib import crc32
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.edits.edit import Edit, Param, Values, choice, count, sized
+from vitconv.layout.edits.focus_plain import focus_plain, joined_stripes
 from vitconv.layout.match import collapse
 from vitconv.layout.network import Applied, Made, Network
 from vitconv.layout.windows import maps_of, windows_of
@@ -48,18 +49,11 @@ def _apply(network: Network, values: Values) -> Network:
     names = network.shapes
     depths = depths_of(names)
     if not depths:
-        raise UsageError(
-            "--edit focus-attention: this is no stage-wise network (Swin, PVT); FLatten has no other twins"
-        )
-    if any(".lepe." in n for n in names):
-        raise Refused(
-            "--edit focus-attention: focused blocks of CSwin have other branches than its softmax blocks, so that"
-            " nothing says which of their convolutions would be carried"
-        )
+        return focus_plain(network, values)
     if any(n.endswith(".logit_scale") for n in names):
         raise Refused("--edit focus-attention: FLatten has no twin of Swin V2, whose attention is by cosines")
     blocks = _chosen(depths, values.get("types", "L" * len(depths)))
-    taken = [b for b in blocks if f"stages.{b[0]}.blocks.{b[1]}.attn.scale" in names]
+    taken = [(s, i) for s, i in blocks if any(f"stages.{s}.blocks.{i}.attn.{b}scale" in names for b in ("", "b0."))]
     if taken or not blocks:
         raise UsageError(
             "--edit focus-attention: " + ("these blocks are focused already" if taken else "no block is to be")
@@ -67,12 +61,15 @@ def _apply(network: Network, values: Values) -> Network:
     swin = any(n.endswith(".attn.table") for n in names)
     gone = _left(names, blocks, values.get("sr", "keep"))
     new: dict[str, Made] = {}
+    joined: dict[str, Made] = {}
     for s, i in blocks:
         tokens = _tokens(network, s, i, values, swin=swin, reduced=gone)
         new |= _parameters(network, s, i, tokens, values)
-    out = network.without(gone)
-    for name, made in new.items():
+        joined |= joined_stripes(network, f"stages.{s}.blocks.{i}.attn.")
+    out = network
+    for name, made in (joined | new).items():
         out = out.with_made(name, made)
+    out = out.without(gone)
     facts: dict[str, Any] = {"attention": "focused-upstream-fix", "focusing_factor": values.get("power", 3.0)}
     if not swin and any(n.endswith(".cls") for n in gone):
         facts["pooling"] = "avg-unnormed"
@@ -97,6 +94,8 @@ def _left(names: dict[str, tuple[int, ...]], blocks: list[Block], sr: str) -> li
     for s, i in blocks:
         at = f"stages.{s}.blocks.{i}.attn."
         parts = ["table"] + (["sr.weight", "sr.bias", "sr_norm.weight", "sr_norm.bias"] if sr == "none" else [])
+        # The second stripes' channels are behind those of the first, in one branch.
+        parts += ["b1.lepe.weight", "b1.lepe.bias"]
         gone += [at + p for p in parts if at + p in names]
     return gone + [n for n in names if re.fullmatch(r"stages\.\d+\.(cls|pos_cls)", n)]
 
@@ -124,13 +123,18 @@ def _tokens(network: Network, s: int, i: int, values: Values, *, swin: bool, red
     if grid is None:
         raise Refused("--edit focus-attention: the size of the feature maps is not known; say --set image_size=224x224")
     kernel = names.get(f"stages.{s}.blocks.{i}.attn.sr.weight")
-    ratio = kernel[2] if kernel and f"stages.{s}.blocks.{i}.attn.sr.weight" not in reduced else 1
+    kept = kernel is not None and f"stages.{s}.blocks.{i}.attn.sr.weight" not in reduced
+    if kernel and kept and kernel[2] == 1:
+        # PVTv2's linear form averages to 7 x 7 whatever the map.
+        return 49
+    ratio = kernel[2] if kernel and kept else 1
     return (grid[0] // ratio) * (grid[1] // ratio)
 
 
 def _parameters(network: Network, s: int, i: int, tokens: int, values: Values) -> dict[str, Made]:
     at = f"stages.{s}.blocks.{i}.attn."
     query = network.cells[f"{at}q.weight"]
+    at += "b0." if f"{at}b0.lepe.weight" in network.cells else ""
     a, dtype, kernel = query.shape[0], query.dtype, values.get("kernel", 5)
     heads = _heads(network, s, i)
     if a % heads or kernel % 2 == 0:
@@ -183,7 +187,8 @@ def _said(
             n *= x
         return n
 
-    carried = {n: s for n, s in names.items() if n not in gone}
+    left = [n for n in gone if ".lepe." not in n]
+    carried = {n: s for n, s in names.items() if n not in left}
     kept, total = sum(map(numel, carried.values())), sum(map(numel, carried.values()))
     total += sum(numel(m.shape) for m in new.values())
     kernel = values.get("kernel", 5)
@@ -195,14 +200,16 @@ def _said(
         f"{len(carried)} tensors are carried as they are ({share})",
         f"new are {len(new)}: scale and position table zero, {drawn}, as FLatten initialises them",
     ]
-    if gone:
-        parts.append(f"left out are {', '.join(collapse(gone))}")
+    if len(left) < len(gone):
+        parts.append("the two stripes' positional convolutions are one over the whole map, channels in order")
+    if left:
+        parts.append(f"left out are {', '.join(collapse(left))}")
     return "; ".join([*parts, "a warm start for training, not the same function"])
 
 
 FOCUS_ATTENTION = Edit(
     name="focus-attention",
-    title="turn softmax attention of Swin or PVT into focused linear attention, the start of its FLatten twin",
+    title="turn softmax attention of Swin, PVT, CSwin or a plain ViT into focused linear attention, a warm start",
     exact="no: another attention, which is to be trained",
     adjoint="the same permutation for what is carried, none for what is new",
     params=(

@@ -1,0 +1,151 @@
+"""F01, F02, F04, F08, F13: more inputs of their kinds: wide images, windows that are no squares, other families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit import equal, rand_t, save, tensors, vitconv
+from torch import nn
+
+SIZES: dict[str, Any] = {"patch_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+
+
+def filled(net: nn.Module, seed: int = 0) -> nn.Module:
+    gen = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=gen) + (1.0 if p.dim() == 1 else 0.0))
+    return net.eval()
+
+
+def swin(image: tuple[int, int], window: int | tuple[int, int], seed: int = 0) -> nn.Module:
+    models = pytest.importorskip("timm.models")
+    return filled(models.SwinTransformer(img_size=image, window_size=window, **SIZES), seed)
+
+
+def test_f01_masks_of_a_wide_image_are_read_and_made_anew(tmp_path: Path) -> None:
+    source = save(tmp_path / "s.safetensors", swin((16, 32), 2).state_dict())
+    wide, square, back = (tmp_path / f"{name}.safetensors" for name in ("wide", "square", "back"))
+    assert vitconv("convert", source, wide, "--to", "swin", "--set", "image_size=16x32").code == 0
+    masks = {k: v.shape for k, v in tensors(wide).items() if k.endswith("attn_mask")}
+    assert masks == {"layers.0.blocks.1.attn_mask": (32, 4, 4), "layers.1.blocks.1.attn_mask": (8, 4, 4)}
+    # A bare file: the size of the images is in the masks alone.
+    plain = save(tmp_path / "plain.safetensors", tensors(wide))
+    assert "image_size: 16,32, which the tensors hold" in vitconv("inspect", plain).out
+    assert vitconv("convert", plain, square, "--to", "swin", "--set", "image_size=24").code == 0
+    assert tensors(square)["layers.0.blocks.1.attn_mask"].shape == (36, 4, 4)
+    assert vitconv("convert", square, back, "--to", "timm-swin").code == 0
+    assert equal(tensors(back), tensors(source))
+
+
+def test_f01_a_mask_of_a_wide_image_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    source, wide = save(tmp_path / "s.safetensors", swin((16, 32), 2).state_dict()), tmp_path / "wide.safetensors"
+    assert vitconv("convert", source, wide, "--to", "swin", "--set", "image_size=16x32").code == 0
+    state = tensors(wide)
+    state["layers.0.blocks.1.attn_mask"][3, 0, 1] = -100.0
+    answer = vitconv(
+        "convert", save(tmp_path / "w.safetensors", state), tmp_path / "o.safetensors", "--to", "timm-swin"
+    )
+    assert answer.code == 3
+    assert "layers.0.blocks.1.attn_mask should be" in answer.err
+
+
+def test_f01_without_the_size_of_the_images_no_file_without_masks_is_written(tmp_path: Path) -> None:
+    source, out = save(tmp_path / "s.safetensors", swin((16, 16), 2).state_dict()), tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", "swin")
+    assert answer.code == 3
+    assert "masks of shifted windows depend on the size of the images" in answer.err
+    assert "--set image_size=224" in answer.err
+    assert not out.exists()
+
+
+def test_f01_a_table_of_positions_of_another_size_is_told_apart(tmp_path: Path) -> None:
+    state = {**swin((16, 16), 2).state_dict(), "absolute_pos_embed": torch.randn(1, 64, 8)}
+    state["head.weight"], state["head.bias"] = state.pop("head.fc.weight"), state.pop("head.fc.bias")
+    moved = {k: v for k, v in state.items() if "downsample" not in k}
+    moved |= {k.replace("layers.1.", "layers.0."): v for k, v in state.items() if "downsample" in k}
+    source, out = save(tmp_path / "s.safetensors", moved), tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", "swin", "--set", "image_size=24")
+    assert answer.code == 3
+    assert "144 places; the table of positions (embed.pos) has 64" in answer.err
+    edit = ("--edit", "resize-position:to=12,rule=bicubic", "--set", "grid=8x8")
+    answer = vitconv("convert", source, out, "--to", "swin", *edit)
+    assert answer.code == 0, answer.text
+    assert tensors(out)["absolute_pos_embed"].shape == (1, 144, 8)
+    assert tensors(out)["layers.0.blocks.1.attn_mask"].shape == (36, 4, 4)
+
+
+@pytest.mark.parametrize(("window", "to"), [((4, 2), "2x4"), ((2, 4), "4")], ids=["turned", "square"])
+def test_f02_windows_that_are_no_squares(tmp_path: Path, window: tuple[int, int], to: str) -> None:
+    source, out = save(tmp_path / "s.safetensors", swin((32, 32), window).state_dict()), tmp_path / "o.safetensors"
+    edit = f"resize-window:to={to},rule=bicubic"
+    answer = vitconv("convert", source, out, "--to", "timm-swin", "--edit", edit)
+    assert answer.code == 3
+    assert "21 rows, those of no square window" in answer.err
+    told = ("--set", f"window={window[0]}", "--set", f"window_width={window[1]}")
+    answer = vitconv("convert", source, out, "--to", "timm-swin", "--edit", edit, *told)
+    assert answer.code == 0, answer.text
+    high, _, wide = to.partition("x")
+    swin((32, 32), (int(high), int(wide or high)), seed=1).load_state_dict(tensors(out), strict=True)
+
+
+def test_f02_an_index_says_the_window_of_torchvision(tmp_path: Path) -> None:
+    vision = pytest.importorskip("torchvision.models.swin_transformer")
+    net = filled(vision.SwinTransformer([2, 2], 8, [2, 2], [2, 4], [4, 2], num_classes=5))
+    source, out = save(tmp_path / "s.safetensors", net.state_dict()), tmp_path / "o.safetensors"
+    said = vitconv("inspect", source).out
+    assert "window: 4,4, which the tensors hold" in said
+    assert "window_width: 2,2, which the tensors hold" in said
+    answer = vitconv("convert", source, out, "--to", "torchvision-swin", "--edit", "resize-window:to=4,rule=bicubic")
+    assert answer.code == 0, answer.text
+    again = vision.SwinTransformer([2, 2], 8, [2, 2], [2, 4], [4, 4], num_classes=5)
+    again.load_state_dict(tensors(out), strict=True)
+
+
+def test_f04_swin_v2_without_buffers_is_asked_for_both_windows(tmp_path: Path) -> None:
+    models = pytest.importorskip("timm.models")
+    net = filled(models.SwinTransformerV2(img_size=(16, 32), window_size=(4, 8), **SIZES))
+    source = save(tmp_path / "s.safetensors", net.state_dict())
+    said = vitconv("inspect", source).out
+    for fact in ("window", "pretrained_window", "image_size"):
+        assert f"state it with --set {fact}=..." in said
+    out = tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", "torchvision-swinv2", "--set", "pretrained_window=0")
+    assert answer.code == 3
+    assert "--set window=7 (and --set window_width=... if they are no squares)" in answer.err
+    told = ("--set", "window=4", "--set", "window_width=8,8")
+    answer = vitconv("convert", source, out, "--to", "torchvision-swinv2", "--set", "pretrained_window=0", *told)
+    assert answer.code == 0, answer.text
+    vision = pytest.importorskip("torchvision.models.swin_transformer")
+    parts = {"block": vision.SwinTransformerBlockV2, "downsample_layer": vision.PatchMergingV2}
+    there = vision.SwinTransformer([2, 2], 8, [2, 2], [2, 4], [4, 8], num_classes=5, **parts)
+    there.load_state_dict(tensors(out), strict=True)
+    x = torch.randn(2, 3, 16, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (net(x) - there.eval()(x)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("side", ["8x32", "22"], ids=["one-window-high", "not-tiled"])
+def test_f08_windows_that_codebases_lay_out_differently_are_said(tmp_path: Path, side: str) -> None:
+    source, out = save(tmp_path / "s.safetensors", swin((16, 16), 4).state_dict()), tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", "torchvision-swin", "--set", f"image_size={side}")
+    assert answer.code == 0, answer.text
+    assert "laid out as timm's code does (window_rule); others do it in another way: not one function" in answer.out
+    answer = vitconv(
+        "convert", source, tmp_path / "p.safetensors", "--to", "torchvision-swin", "--set", "image_size=16"
+    )
+    assert "laid out" not in answer.out
+
+
+@pytest.mark.parametrize("claimed", ["beit", "swin", "flatten-swin", "pvt", "swinv2"])
+def test_f13_a_file_of_mae_is_none_of_these(tmp_path: Path, claimed: str) -> None:
+    mae = {**rand_t(head=False), "mask_token": torch.randn(1, 1, 16), "decoder_embed.weight": torch.randn(16, 32)}
+    mae |= {"decoder_embed.bias": torch.randn(16), "decoder_pos_embed": torch.randn(1, 17, 16)}
+    source, out = save(tmp_path / "mae.safetensors", mae), tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--from", claimed, "--to", "timm")
+    assert answer.code in (1, 3)
+    assert answer.err.startswith("error: ")
+    assert not out.exists()
