@@ -220,6 +220,8 @@ def made_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def const_of(const: Const, shape: tuple[int, ...], dtype: str = "F32") -> np.ndarray:
     """Return a constant of a dialect; `dtype` is that of the network, for constants that follow it."""
+    if 0 in shape:
+        return np.zeros(shape, f"u{WIDTHS[dtype]}")
     if const.dtype == "float":
         ones = np.repeat([v == 1 for v in np.atleast_1d(const.value)], shape[0] // np.size(const.value))
         return (np.broadcast_to(ones, shape).astype("u8") * np.uint64(ONE[dtype])).astype(f"u{WIDTHS[dtype]}")

@@ -65,6 +65,7 @@ PROVED = {
     "torchvision-swinv2": "torchvision 0.29.1",
     "transformer-engine": _NAMES,
     "vit-jax": f"{_AUTHOR} (google-research/vision_transformer c6de1e5, jax 0.10.2)",
+    "vit-pytorch-simple": "traces of vit-pytorch 0.40.2, 1.2.0, 1.6.9, 1.26.14",
     "vit-pytorch": "traces of vit-pytorch 0.40.2, 1.2.0, 1.6.9, 1.26.14",
     "xformers": "traces of xformers 0.0.12 to 0.0.28.post3",
     "xformers-fused": "traces of xformers 0.0.3 to 0.0.11",

@@ -117,7 +117,7 @@ def _check_derived(p: Plan, tensors: Mapping[str, Any]) -> None:
 
     for cell, how in p.derived:
         dims = [f for axis in cell.view.dims for f in axis]
-        values = _strided(_dense(tensors[cell.view.tensor]), cell.view.offset, dims)
+        values = _strided(_dense(tensors[cell.view.tensor]), cell.view.offset, dims).reshape(cell.shape)
         if text := wrong(how, values.detach().double().numpy() if hasattr(values, "detach") else values):
             raise Refused(
                 f"{p.target.variant.dialect.name} does not store {cell.name}, which is {text}; leave it out with"

@@ -33,7 +33,7 @@ DIALECT = Dialect(
         *rule(_B + "self_attn.in_proj_weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
         *_biased(_B + "self_attn.in_proj_bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a", **ZERO_QKV),
         *rule(_B + "self_attn.out_proj.weight: d a", "blocks.{i}.attn.out.weight: d a"),
-        *_biased(_B + "self_attn.out_proj.bias: d", "blocks.{i}.attn.out.bias: d"),
+        *_biased(_B + "self_attn.out_proj.bias: d", "blocks.{i}.attn.out.bias: d", **{"blocks.{i}.attn.out.bias": 0.0}),
         *rule(_B + "linear1.weight: m d", "blocks.{i}.mlp.up.weight: m d"),
         *_biased(_B + "linear1.bias: m", "blocks.{i}.mlp.up.bias: m"),
         *rule(_B + "linear2.weight: d m", "blocks.{i}.mlp.down.weight: d m"),

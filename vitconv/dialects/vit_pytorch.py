@@ -2,24 +2,19 @@
 
 Source: lucidrains/vit-pytorch, vit_pytorch/vit.py, 0.40.2, 1.2.0, 1.6.9 and 1.26.14. From 1.2.0 on a norm over the
 pixels stands before the patch projection, which no other codebase has, and one after it. One head as wide as the
-network has no output projection; such a file is not carried, nor is SimpleViT.
+network has no output projection; such a file is not carried.
 """
 
 from vitconv.dialects._parts import PLAIN, why
+from vitconv.dialects._vit_pytorch import NORMED, PIXELS, VARIANTS
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Entry, Forbid, Option, linear, norm, rule
+from vitconv.layout.rule import Choice, Entry, Option, const, linear, norm, rule
 
 _B = "transformer.layers.{i}."
-_NORMED = (
-    *norm("to_patch_embedding.3", "embed.patch_norm"),
-    *rule("to_patch_embedding.1.weight: (p q c)", "embed.pixel_norm.weight: c p q"),
-    *rule("to_patch_embedding.1.bias: (p q c)", "embed.pixel_norm.bias: c p q"),
-)
 _BATCHED = (
     *rule("cls_token: 1 1 d", "embed.cls: d"),
     *rule("pos_embedding: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
 )
-_PIXELS = "embed.pixel_norm.weight"
 
 
 def _branches(attn: str, mlp_norm: str, up: str, down: str) -> tuple[Entry, ...]:
@@ -55,9 +50,9 @@ DIALECT = Dialect(
         Choice(
             "generation",
             (
-                Option("0.40", (*_BATCHED, *_OLD, *_OLD_END), bind={"patch": "1"}, without=(_PIXELS,)),
-                Option("1.2", (*_BATCHED, *_OLD, *_OLD_END, *_NORMED), bind={"patch": "2"}),
-                Option("1.6", (*_BATCHED, *_NEW, *_NEW_END, *_NORMED), bind={"patch": "2"}),
+                Option("0.40", (*_BATCHED, *_OLD, *_OLD_END), bind={"patch": "1"}, without=(PIXELS,)),
+                Option("1.2", (*_BATCHED, *_OLD, *_OLD_END, *NORMED), bind={"patch": "2"}),
+                Option("1.6", (*_BATCHED, *_NEW, *_NEW_END, *NORMED), bind={"patch": "2"}),
                 Option(
                     "1.26",
                     (
@@ -65,9 +60,23 @@ DIALECT = Dialect(
                         *rule("pos_embedding: (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
                         *_NEW,
                         *_NEW_END,
-                        *_NORMED,
+                        *NORMED,
                     ),
                     bind={"patch": "2"},
+                ),
+                # Pooled by the mean, it keeps a class token of no rows.
+                Option(
+                    "1.26-mean",
+                    (
+                        *const("cls_token: 0 d", 0.0, dtype="float", optional=False),
+                        *rule("pos_embedding: n d", "embed.pos: n d"),
+                        *_NEW,
+                        *_NEW_END,
+                        *NORMED,
+                    ),
+                    bind={"patch": "2"},
+                    without=("embed.cls",),
+                    implies={"pooling": "avg"},
                 ),
             ),
         ),
@@ -75,7 +84,7 @@ DIALECT = Dialect(
         *rule("to_patch_embedding.{patch}.bias: d", "embed.patch.bias: d", fill={"embed.patch.bias": 0.0}),
         *norm(_B + "0.norm", "blocks.{i}.norm1"),
     ),
-    forbids=(Forbid(r"^linear_head\.|\.to_out\.weight$", "SimpleViT makes its positions anew and has no class token"),),
+    forbids=VARIANTS,
     derived={f"blocks.{{i}}.attn.{x}.bias": "zero" for x in "qkv"},
     cannot=why("ls", "embed.norm", "pool.norm", "pool.dense", "dist", "map")
     | {

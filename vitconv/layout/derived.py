@@ -17,6 +17,7 @@ WORDS = {
     "zero": "zeros, which is what is computed without it",
     "dead": "multiplied by zero in the source, so no part of the function",
     "training": "used in training only",
+    "sincos": "the sines and cosines that its code makes anew",
     "rope-periods": "the periods that follow from the head width and the base of the rotary positions",
 }
 
@@ -35,7 +36,8 @@ def wrong(how: str, values: Any) -> str:
     Periods that were rounded to bfloat16, as training keeps them, count as equal; see `rounded`.
 
     Args:
-        how: `zero`, `dead`, or `rope-periods:BASE` for BASE^(k / size), k = 0, 1, ...
+        how: `zero`, `dead`, `rope-periods:BASE` for BASE^(k / size), k = 0, 1, ..., or `sincos:KIND` and, where the
+            grid is known, `sincos:KIND:ROWSxCOLUMNS`.
         values: the tensor as a float array.
     """
     import numpy as np
@@ -43,11 +45,24 @@ def wrong(how: str, values: Any) -> str:
     kind, _, base = how.partition(":")
     if kind in ("dead", "training") or not values.size:
         return ""
+    if kind == "sincos":
+        return _not_sincos(base, values)
     if kind == "zero":
         largest = float(np.abs(values).max()) if not np.isnan(values).any() else float("nan")
         return "" if largest == 0.0 else f"not zero (up to {largest:.3g})"
     error = _off(values, float(base))
     return "" if error <= 2.0**-6 else f"not the periods of base {base} (off by {error:.2g})"
+
+
+def _not_sincos(base: str, values: Any) -> str:
+    from vitconv.layout.sincos import grid_of
+
+    kind, _, grid = base.partition(":")
+    found = grid_of(kind, values)
+    if found is None:
+        return f"not the table of sines and cosines of {kind}"
+    said = f"{found[0]}x{found[1]}"
+    return f"the table of a grid of {said}, not of {grid}" if grid and grid != said else ""
 
 
 def rounded(how: str, values: Any) -> str:

@@ -95,7 +95,7 @@ def plan(
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
     said = encode(target, network.shapes, network.depth, facts, wanted)
     target = said.variant.dialect
-    _need_all(target, said)
+    _need_all(target, said, facts)
     # Under its own keys a network stays what it is, known or not.
     _need_facts(target, said, facts, unseen=source.dialect.name != target.name)
     sizes = _sizes(target, said, network, given)
@@ -114,7 +114,12 @@ def plan(
     rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
     targets.sort(key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0)))
     over = tuple(filled.cells[n] for n in said.residue)
-    derived = tuple((c, how) for c in over if (how := derived_as(target, c.name)) and spare(c))
+    grid = f":{network.facts.grid[0]}x{network.facts.grid[1]}" if network.facts.grid else ""
+    derived = tuple(
+        (c, how + grid if how.startswith("sincos:") else how)
+        for c in over
+        if (how := derived_as(target, c.name)) and spare(c)
+    )
     residue = tuple(c for c in over if not any(c is d for d, _ in derived))
     equal = tuple(
         (name, of)
@@ -154,13 +159,17 @@ def _has(said: Encoding, axis: str) -> bool:
 
 
 _REMEDIES = {
+    "embed.pos": "--edit make-position:rule=KIND writes the table of sines that the source's code makes anew",
     "embed.pos_cls": "--edit unfold-cls-position gives the class token a position row of zeros, which changes nothing",
 }
 
 
-def _need_all(target: Dialect, said: Encoding) -> None:
+def _need_all(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:
     if not said.missing:
         return
+    remedies = (
+        _REMEDIES if facts.get("position") == "sincos" else {k: v for k, v in _REMEDIES.items() if k != "embed.pos"}
+    )
     lacking = dict.fromkeys(n for names in said.missing.values() for n in names)
     how = ", ".join(f"{k}={v}" for k, v in said.variant.names.items())
     raise Refused(
@@ -168,7 +177,7 @@ def _need_all(target: Dialect, said: Encoding) -> None:
         f"  to write: {', '.join(collapse(said.missing))}\n"
         f"  lacking: {', '.join(collapse(lacking))}\n"
         + _made_up(lacking)
-        + "".join(f"; {hint}" for name, hint in _REMEDIES.items() if name in lacking and "embed.cls" not in lacking)
+        + "".join(f"; {hint}" for name, hint in remedies.items() if name in lacking and "embed.cls" not in lacking)
     )
 
 

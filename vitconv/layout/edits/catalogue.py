@@ -18,6 +18,7 @@ from vitconv.layout.edits.fill import FILL
 from vitconv.layout.edits.focus import FOCUS_ATTENTION
 from vitconv.layout.edits.join_position import JOIN_POSITION
 from vitconv.layout.edits.layer_scale import FOLD_LAYER_SCALE
+from vitconv.layout.edits.make_position import MAKE_POSITION
 from vitconv.layout.edits.patch import RESIZE_PATCH
 from vitconv.layout.edits.position import RESIZE_POSITION
 from vitconv.layout.edits.token_position import FOLD_CLS_POSITION, UNFOLD_CLS_POSITION
@@ -32,6 +33,7 @@ EDITS: Mapping[str, Edit] = {
         FOLD_CLS_POSITION,
         UNFOLD_CLS_POSITION,
         JOIN_POSITION,
+        MAKE_POSITION,
         FOLD_LAYER_SCALE,
         FOLD_DEEPNORM,
         RESIZE_POSITION,
