@@ -104,3 +104,13 @@ def test_a_scale_of_attention_that_no_layout_has_is_refused(to: str, tmp_path: P
     assert answer.code == 3, answer.text
     assert "attention scale: 0.25 here" in answer.err
     assert convert(state, tmp_path / "b", to, *told, "--set", f"attention_scale={8**-0.5}").code == 0
+
+
+@pytest.mark.parametrize("to", ["timm", "hf-vit"])
+def test_e01_e07_what_is_asked_for_is_not_answered_by_its_example(to: str, tmp_path: Path) -> None:
+    """A value that is shown alone is copied, and is wrong for CLIP's GELU or transformers' eps."""
+    source = save(tmp_path / "s.safetensors", rand_t())
+    answer = vitconv("convert", source, tmp_path / "o", "--to", to)
+    assert answer.code == 0, answer.text
+    for fact in ("norm_eps=1e-6|1e-5|1e-12", "activation=gelu|quick_gelu|gelu_tanh", "heads=N"):
+        assert f"--set {fact}" in answer.out

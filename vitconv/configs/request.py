@@ -84,15 +84,16 @@ class Inexpressible:
 
 Written = Config | Lacking | Inexpressible
 
+# Where networks differ every usual value is shown: a single one would be copied for the answer.
 _EXAMPLES: Mapping[str, str] = {
-    "norm_placement": "pre",
+    "norm_placement": "pre|post|res-post",
     "norm_kind": "layernorm",
-    "norm_eps": "1e-6",
-    "final_norm_eps": "1e-6",
-    "embed_norm_eps": "1e-5",
-    "qk_norm_eps": "1e-6",
-    "activation": "gelu",
-    "pooling": "token",
+    "norm_eps": "1e-6|1e-5|1e-12",
+    "final_norm_eps": "1e-6|1e-5|1e-12",
+    "embed_norm_eps": "1e-6|1e-5",
+    "qk_norm_eps": "1e-6|1e-5",
+    "activation": "gelu|quick_gelu|gelu_tanh",
+    "pooling": "token|avg",
     "residual_alpha": "2.2134",
     "grid": "14x14",
 }
