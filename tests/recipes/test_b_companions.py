@@ -73,6 +73,12 @@ def test_what_stands_within_layers_is_not_offered_for_dropping(key: str, tmp_pat
     assert key in answer.err and "within layers" in answer.err and "--drop" not in answer.err
 
 
+def test_numbers_beside_the_layers_are_none_of_them(tmp_path: Path) -> None:
+    answer, _ = to_timm(save(tmp_path / "s.pth", rand_t(head=False) | {"heads.0.weight": torch.randn(5, DIM)}))
+    assert answer.code == 1
+    assert "heads.0.weight" in answer.err and "--drop" in answer.err
+
+
 def test_a_missing_tensor_is_named_and_not_an_option(tmp_path: Path) -> None:
     state = {k: v for k, v in rand_t().items() if k != "patch_embed.proj.bias"}
     answer, _ = to_timm(save(tmp_path / "s.pth", state))

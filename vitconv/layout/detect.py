@@ -116,7 +116,8 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
     if m.unknown and not m.missing and not m.conflict:
-        inside = [k for k in m.unknown if any(part.isdigit() for part in k.split(".")[:-1])]
+        stems = {b.key.partition(f".{b.layer}.")[0] for b in m.bound if b.layer is not None}
+        inside = [k for k in m.unknown if any(k.startswith(f"{stem}.") for stem in stems)]
         lines.append(
             "they stand within layers: a network without them computes something else"
             if inside
