@@ -107,7 +107,7 @@ def gaps_to_reference(found: Built, *, change: Callable[[Built], None] | None = 
     """
     host, module = load(HOSTS, found.host), copy.deepcopy(found.module).double()
     wide: Built = host.describe(module, Spec(found.model))
-    bridge = bridge_of(state_of(module), wide.dialects, wide.facts, axes=wide.axes)
+    bridge = bridge_of(state_of(module), wide.dialects, wide.facts, wide.choices, wide.axes)
     weights = bridge.read(state_of(module))
     shapes = {name: tuple(t.shape) for name, t in weights.items()}
     facts = bridge.network.facts.replaced(wide.facts.known())

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitconv.configs.timm_write import ratio_of
 from vitconv.conversion.beside import Beside, configs_for
 from vitconv.conversion.owners import LAYOUTS
 from vitconv.conversion.prepare import Prepared
@@ -17,7 +18,7 @@ from vitconv.hosts.base.host import Built, Host, Spec
 
 _EPS = ("norm_eps", "final_norm_eps", "embed_norm_eps", "qk_norm_eps")
 # {host: the library in `LAYOUTS`}, where they are not of one name.
-_LIBRARY = {"reference": "vitconv", "xformers-style": "xformers"}
+_LIBRARY = {"reference": "vitconv", "xformers-style": "xformers", "open-clip": "open_clip"}
 
 
 def layouts_of(host: Host, model: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def layouts_of(host: Host, model: str, options: Mapping[str, Any]) -> tuple[str,
     every = load_all(DIALECTS)
     shapes = {key: tuple(t.shape) for key, t in built.module.state_dict().items()}
     likely = [every[name] for name in built.dialects] or list(every.values())
-    match = detect(shapes, likely, given=built.axes, facts=built.facts.known())
+    match = detect(shapes, likely, choices=built.choices, given=built.axes, facts=built.facts.known())
     return (match.dialect.name,)
 
 
@@ -108,6 +109,39 @@ def _around(prepared: Prepared) -> dict[str, Any]:
     sides = (sizes["p"], sizes.get("q", sizes["p"]))
     image = facts.image_size or tuple(n * s for n, s in zip(facts.grid or (), sides, strict=True))
     return {**out, "image": image, "patch": sides, "channels": sizes["c"], "classes": sizes.get("o", 0)}
+
+
+def _open_clip(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built:
+    p = prepared.plan
+    sizes, facts, cells = p.sizes, p.network.facts, p.network.cells
+    _check([name for name in ("heads", "norm_eps", "activation", "pooling") if getattr(facts, name) is None])
+    if facts.image_size is None and facts.grid is None:
+        _check(["grid"])
+    p_, q = sizes["p"], sizes.get("q", sizes["p"])
+    acts = {"quick_gelu": {}, "gelu": {}, "gelu_tanh": {"act_kwargs": {"approximate": "tanh"}}}
+    if facts.activation not in acts:
+        raise Refused(f"activation={facts.activation}: open_clip's own towers have gelu or quick_gelu")
+    pools = {"token": "tok", "avg": "avg", "none": "none"}
+    d, has = sizes["d"], cells.__contains__
+    vision = {
+        "layers": p.network.depth,
+        "width": d,
+        "head_width": d // (facts.heads or 1),
+        "mlp_ratio": ratio_of(sizes["m"], d),
+        "patch_size": (p_, q),
+        "image_size": facts.image_size or tuple(n * s for n, s in zip(facts.grid or (), (p_, q), strict=True)),
+        "ls_init_value": 1.0 if has("blocks.0.ls1") else None,
+        "no_ln_pre": not has("embed.norm.weight"),
+        "final_ln_after_pool": has("pool.norm.weight"),
+        "pool_type": pools.get(facts.pooling or "", "tok"),
+        "norm_kwargs": {"eps": facts.norm_eps},
+        "qk_norm": has("blocks.0.attn.q_norm.weight"),
+        "scale_attn_inner": has("blocks.0.attn.norm.weight"),
+        "scale_fc": has("blocks.0.mlp.norm.weight"),
+        **acts[facts.activation or ""],
+    }
+    config = {"embed_dim": sizes.get("o", d), "vision_cfg": vision, "quick_gelu": facts.activation == "quick_gelu"}
+    return host.build(Spec("", {"config": config, "proj": has("head.weight"), **options}))
 
 
 def _torchvision(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built:
@@ -179,6 +213,7 @@ _BUILDERS: Mapping[str, Callable[[Host, Prepared, dict[str, Any]], Built]] = {
     "timm": _configured,
     "transformers": _configured,
     "torchvision": _torchvision,
+    "open-clip": _open_clip,
     "xformers": _configured,
     "xformers-style": _configured,
     "reference": _reference,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # The library whose host is not of its name.
-_HOST = {"vitconv": "reference", "xformers": "xformers-style"}
+_HOST = {"vitconv": "reference", "xformers": "xformers-style", "open_clip": "open-clip"}
 # Facts that a module does not compute by, or that its library states in its own way.
 _LEFT = frozenset({"mean", "std", "position_resize", "release", "grid", "image_size", "mlp_dropout", "window_rule"})
 _TABLES = ("learned", "sincos")
@@ -55,7 +55,7 @@ def load(
 
     Args:
         path: a checkpoint of any kind that is read: a file, shards, a folder.
-        host: timm, transformers, torchvision, open_clip, xformers, xformers-style, reference, or
+        host: timm, transformers, torchvision, open-clip, xformers, xformers-style, reference, or
             python:MODULE:FACTORY; auto is the library that owns the checkpoint's layout, timm where none of these does.
         to: the layout of the module, where the library has several, such as `hf-deit`.
         facts: what the weights do not say, as {"heads": 12}.
@@ -81,6 +81,7 @@ def load(
     if host == "auto":
         host = _owner(path, order)
     name, _, model = host.partition(":")
+    name = name.replace("_", "-")
     entry: Host = load_entry(HOSTS, name)
     if (reason := entry.why_not()) is not None:
         raise UsageError(f"host {name} cannot be used: {reason}")

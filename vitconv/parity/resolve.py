@@ -138,6 +138,8 @@ def _half(label: str, target: Target, ask: Asked) -> _Half:
     text = str(target)
     host, colon, rest = text.partition(":")
     known = names(HOSTS)
+    # As its library is written.
+    host = "open-clip" if host == "open_clip" else host
     if (colon and host in known) or text.partition("@")[0] == "reference":
         if not colon:
             host, rest = "reference", text.removeprefix("reference")
@@ -205,7 +207,8 @@ def _live(half: _Half, ask: Asked) -> Side:
 def _bridge(half: _Half, ask: Asked, built: Built) -> Bridge:
     dialects = (ask.dialect,) if ask.dialect and half.weights is None else built.dialects
     try:
-        return bridge_of(state_of(built.module), dialects, built.facts.filled(ask.facts), ask.choices, built.axes)
+        facts, choices = built.facts.filled(ask.facts), {**built.choices, **ask.choices}
+        return bridge_of(state_of(built.module), dialects, facts, choices, built.axes)
     except Ambiguous as e:
         raise Ambiguous(f"{half.label} ({half.spec}): {_for_side(str(e), half.label)}") from e
     except (NotRecognised, Refused) as e:

@@ -169,7 +169,7 @@ def _grads(
     built: Built, bridge: Bridge | None, edits: tuple[Edited, Mapping[str, Tensor]] | None, x: Tensor
 ) -> dict[str, Tensor]:
     state = state_of(built.module)
-    known = bridge or bridge_of(state, built.dialects, built.facts, axes=built.axes)
+    known = bridge or bridge_of(state, built.dialects, built.facts, built.choices, built.axes)
     # Views will do: the network forgets its gradients ahead of every run, and does not write over them.
     grads = known.gradients(state, copies=False)
     if edits is not None:

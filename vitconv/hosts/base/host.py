@@ -60,6 +60,7 @@ class Built:
         run: `run(module, images)` gives the logits, or the features of a network without a head, as one tensor.
         notes: what the user should know, such as configuration keys that are dropped.
         axes: sizes that its tensors do not say, {axis: size}: the sides of patches that are kept as rows.
+        choices: options of its dialect that its keys do not tell, {choice: option}.
     """
 
     host: str
@@ -73,6 +74,7 @@ class Built:
     run: Callable[[nn.Module, Tensor], Tensor]
     notes: tuple[str, ...] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Run the network on images: [b c height width] (or what `inputs` says), float."""
