@@ -133,7 +133,7 @@ def _reference(
     except Refused as e:
         nothing = wanted.data or made_up(Inputs("tokens", (2, 2)), 1, 2)
         return Context(name, None, weights, facts, nothing, plan=wanted.plan, lacking=str(e), notes=notes)
-    bridge = bridge_of(state_of(built.module), built.dialects, built.facts, axes=built.axes)
+    bridge = bridge_of(state_of(built.module), built.dialects, built.facts, built.choices, built.axes)
     bridge.write(weights, state_of(built.module))
     return _context(name, built, bridge, weights, spec, wanted, notes)
 
