@@ -21,12 +21,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture
-def factory():
+def factory(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pytest.importorskip("xformers.factory.model_factory", reason="no xformers with a factory")
         if importlib.import_module("xformers").__version__ != RELEASE:
             pytest.skip(f"xformers is not {RELEASE}")
+    core = importlib.import_module("xformers.components.attention.core")
+    # Without its compiled part the library lacks a name that its causal path looks up.
+    monkeypatch.setattr(core, "SparseCS", type("SparseCS", (), {}), raising=False)
     return lambda config: module.xFormer.from_config(module.xFormerConfig(copy.deepcopy(config)))
 
 
@@ -69,6 +72,12 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rotary": [block(head={"use_rotary_embeddings": True})],
     "some biases": [block(head={"bias": (True, False, True, False)})],
     "no biases": [block("post", head={"bias": [False] * 4}, mlp={"bias": False})],
+    **{
+        f"causal, seq_len {length}": [
+            block(head={"attention": {"name": "scaled_dot_product", "dropout": 0.0, "causal": True, "seq_len": length}})
+        ]
+        for length in (None, 5, 9)
+    },
     "norms skipped": [block(layers=1, normalization="skip")],
     "sine": [block(position_encoding_config={"name": "sine", "seq_len": 5})],
     "patches, class token, positions": [

@@ -264,12 +264,14 @@ def test_all_forms_of_a_configuration(form):
         ({"multi_head_config.dim_value": 8}, Refused, "dim_value other than the width"),
         ({"multi_head_config.hugo": 1}, UsageError, "does not know hugo"),
         ({"multi_head_config.attention.name": "nystrom"}, Refused, "nystrom"),
-        ({"multi_head_config.attention.causal": True}, Refused, "without causal"),
+        ({"feedforward_config.hidden_layer_multiplier": 2.5}, UsageError, "a whole number such as 4"),
+        ({"feedforward_config.hidden_layer_multiplier": 4.0}, UsageError, "a whole number such as 4"),
         ({"feedforward_config.name": "FusedMLP"}, UsageError, "no FusedMLP any more"),
         ({"feedforward_config.name": "MixtureOfExperts"}, Refused, "MixtureOfExperts"),
         ({"feedforward_config.activation": "tanh"}, UsageError, "relu, gelu"),
         ({"position_encoding_config": {"name": "vocab"}}, Refused, "vocab"),
         ({"patch_embedding_config": {"kernel": 3}}, UsageError, "does not know kernel"),
+        ({"patch_embedding_config": {"pool_type": "MAX_POOL_2D"}}, UsageError, "xformers has CONV_2D only"),
     ],
     ids=lambda v: str(v)[:50] if isinstance(v, dict) else "",
 )
@@ -283,6 +285,46 @@ def test_what_the_release_or_the_twin_refuses(change, error, says):
         node[leaf] = value
     with pytest.raises(error, match=says):
         xformer(config, "0.0.28")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "says"),
+    [
+        ("0.0.10", {"position_encoding_config": {"name": "learnable", "seq_len": 4}}, UsageError, "0.0.11 has"),
+        ("0.0.11", {"multi_head_config": {"dim_key": 8}}, UsageError, "no dim_key other than dim_model"),
+        (
+            "0.0.11",
+            {"multi_head_config": {"dim_value": 8, "use_separate_proj_weight": True}},
+            Refused,
+            "dim_value other than the width",
+        ),
+        ("0.0.5", {"multi_head_config": {"attention": {"causal": True}}}, Refused, "seq_len and on Triton"),
+    ],
+    ids=["positions before 0.0.11", "dim_key", "raw projections", "causal before 0.0.6"],
+)
+def test_what_an_old_release_or_the_twin_refuses(name, change, error, says):
+    config = block(name)
+    for key, value in change.items():
+        config[key] = {**config.get(key, {}), **value}
+    if "multi_head_config" in change:
+        plain = block(name)["multi_head_config"]["attention"]
+        config["multi_head_config"]["attention"] = {**plain, **change["multi_head_config"].get("attention", {})}
+    with pytest.raises(error, match=says):
+        xformer(config, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "separate"),
+    [("0.0.2", True), ("0.0.9", False), ("0.0.10", True), ("0.0.11", False)],
+)
+def test_dim_value_is_dropped_without_a_word_by_the_old_releases(name, separate):
+    config = block(name)
+    config["multi_head_config"] |= {"dim_value": 32, "use_separate_proj_weight": separate}
+    model = xformer(config, name)
+    assert model.stack.ignored == ("config 0.multi_head_config.dim_value",)
+    assert model.encoders[0].mha.in_proj_container.in_proj_weight.shape == (48, 16)
+    with pytest.raises(Refused, match="dim_value"):
+        xformer(config, name, refuse_ignored=True)
 
 
 def test_styles_must_not_be_mixed_with_deepnorm():

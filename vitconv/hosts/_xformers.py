@@ -116,9 +116,8 @@ def describe(
             "residual_alpha": common(alphas),
             "norm_kind": "layernorm",
             "activation": known["activation"] if "activation" in known else activation_fact(places),
-            "attention": "softmax",
+            "attention": common(_kind(a.attention) for a in attentions),
             "attention_scale": (width_of(stack) // _heads(attentions[0])) ** -0.5,
-            "kv_normalised": True,
             "pooling": "token" if report else "none",
             "position": "learned" if report else _position(stack),
             **eps_facts(places),
@@ -176,6 +175,13 @@ def _final_norms(stack: Any, places: Places, report: bool) -> None:
 def _alpha(block: Any) -> float | None:
     inner = getattr(block.wrap_att, "sublayer", None)
     return getattr(inner, "scale", None)
+
+
+def _kind(attention: Any) -> str | None:
+    """Return softmax or causal for dense attention; the factory's other kinds have no name among the facts."""
+    if type(attention).__name__ not in ("ScaledDotProduct", "DotProduct"):
+        return None
+    return "causal" if attention.causal else "softmax"
 
 
 def _heads(attention: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from vitconv.configs.xformers_release import kv_normalised
 from vitconv.errors import Refused, UsageError
 from vitconv.hosts import _xformers
 from vitconv.hosts.base.host import Built, Host, Spec
@@ -57,8 +58,12 @@ def describe(module: nn.Module, spec: Spec) -> Built:
 
 
 def _facts(stack: Any, places: Places) -> dict[str, Any]:  # noqa: ARG001
+    release = version()
+    # The wrapper of pre-norm is a residual around the norm; the others have the norm outside.
+    pre = hasattr(stack.encoders[0].wrap_att, "layer")
+    kv = None if release is None else kv_normalised(release, "pre" if pre else "post")
     rates = [m.p for name, m in stack.named_modules() if ".mlp." in name and isinstance(m, nn.Dropout)]
-    return {"release": version(), "mlp_dropout": max(rates, default=0.0)}
+    return {"release": release, "kv_normalised": kv, "mlp_dropout": max(rates, default=0.0)}
 
 
 def accepts(module: nn.Module) -> bool:

@@ -75,15 +75,21 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class DotProduct(nn.Module):
-    """softmax(q k^T / sqrt(e)) v with dropout on the probabilities; q is divided before the product."""
+    """softmax(q k^T / sqrt(e)) v with dropout on the probabilities; q is divided before the product.
 
-    def __init__(self, dropout: float) -> None:
+    `causal`: a token sees itself and those before it.
+    """
+
+    def __init__(self, dropout: float, causal: bool = False) -> None:
         super().__init__()
-        self.attn_drop = nn.Dropout(dropout)
+        self.attn_drop, self.causal = nn.Dropout(dropout), causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend over [b h t e], float."""
         logits = (q / k.shape[-1] ** 0.5) @ k.transpose(-2, -1)
+        if self.causal:
+            later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+            logits = logits.masked_fill(later, float("-inf"))
         return self.attn_drop(logits.softmax(-1)) @ v
 
 
@@ -94,7 +100,7 @@ class MultiHead(nn.Module):
         super().__init__()
         d, self.heads = config.width, config.heads
         works = release.attention_dropout_works(environment)
-        self.attention = DotProduct(config.attention_dropout if works else 0.0)
+        self.attention = DotProduct(config.attention_dropout if works else 0.0, config.causal)
         self.in_proj_container = (
             FusedProjection(d, config.bias[0])
             if release.fused_projection

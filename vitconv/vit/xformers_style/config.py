@@ -77,6 +77,7 @@ class BlockConfig:
     bias: tuple[bool, bool, bool, bool] = (True, True, True, True)
     separate: bool = True
     rotary: bool = False
+    causal: bool = False
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     position: Position | None = None
@@ -175,13 +176,25 @@ def _heads(raw: dict[str, Any], width: int, release: Release, ignored: list[str]
     unknown = sorted(set(raw) - _HEAD_KEYS)
     if unknown:
         raise UsageError(f"{where}: xformers {release.text} does not know {', '.join(unknown)} (TypeError)")
+    separate = raw.get("use_separate_proj_weight")
+    if release.dim_value_ignored(bool(separate)) and raw.get("dim_value") not in (None, width):
+        ignored.append(f"{where}.dim_value")
+        del raw["dim_value"]
     refused = [k for k in ("dim_key", "dim_value") if raw.get(k) not in (None, width)]
+    if "dim_key" in refused and release.fused_projection:
+        raise UsageError(f"{where}: xformers {release.text} has no dim_key other than dim_model (AssertionError)")
     refused += [k for k in ("in_proj_container", "out_proj") if raw.get(k) is not None]
     if refused or raw.get("dim_model", width) != width:
         raise Refused(f"{where}: {', '.join(refused) or 'dim_model'} other than the width {width} is not built")
     attention = dict(_need(raw, "attention", where))
-    if _need(attention, "name", where) != "scaled_dot_product" or attention.get("causal"):
-        raise Refused(f"{where}: attention {attention.get('name')!r}: only scaled_dot_product without causal is built")
+    if _need(attention, "name", where) != "scaled_dot_product":
+        raise Refused(f"{where}: attention {attention['name']!r} is not built, only scaled_dot_product is")
+    causal = bool(attention.get("causal"))
+    if causal and not release.causal_by_length:
+        raise Refused(
+            f"{where}: causal attention of xformers {release.text} is not built: up to 0.0.5 it depends on seq_len and "
+            f"on Triton"
+        )
     ignored += [f"{where}.attention.{k}" for k in sorted(set(attention) - _ATTENTION_KEYS)]
     heads = int(_need(raw, "num_heads", where))
     if width % heads:
@@ -196,13 +209,13 @@ def _heads(raw: dict[str, Any], width: int, release: Release, ignored: list[str]
         bias = (bool(bias),) * 4
     if len(bias) != 4:
         raise UsageError(f"{where}: bias={bias}: expected (query, key, value, output)")
-    separate = raw.get("use_separate_proj_weight")
     return {
         "heads": heads,
         "bias": tuple(bool(b) for b in bias),
         # Before 0.0.12 the flag has no effect: three slices of one weight, whatever it says.
         "separate": True if release.fused_projection or separate is None else bool(separate),
         "rotary": bool(raw.get("use_rotary_embeddings")),
+        "causal": causal,
         "residual_dropout": float(dropout or 0.0),
         "attention_dropout": float(attention.get("dropout") or 0.0),
     }
@@ -224,9 +237,15 @@ def _mlp(raw: dict[str, Any], width: int, release: Release, ignored: list[str], 
     if raw.get("dim_model", width) != width:
         raise Refused(f"{where}: dim_model={raw['dim_model']} other than the width {width} is not built")
     bias = raw.get("bias") if "bias" in heeded else None
+    multiplier = _need(raw, "hidden_layer_multiplier", where)
+    if not isinstance(multiplier, int):
+        raise UsageError(
+            f"{where}: hidden_layer_multiplier={multiplier!r}: expected a whole number such as 4; xformers gives its "
+            f"product with dim_model to nn.Linear as it is (TypeError)"
+        )
     return {
         "mlp": name,
-        "mlp_width": int(_need(raw, "hidden_layer_multiplier", where)) * width,
+        "mlp_width": multiplier * width,
         "activation": activation,
         "mlp_dropout": float(_need(raw, "dropout", where)),
         "mlp_bias": True if bias is None else bool(bias),
@@ -238,8 +257,10 @@ def _position(raw: Raw | None, width: int, release: Release, ignored: list[str],
         return None
     where = f"{where}.position_encoding_config"
     name = _need(raw, "name", where)
-    if name not in ("learnable", "sine") or (name == "learnable" and not release.learnable_position):
-        raise Refused(f"{where}: {name!r} is not built for xformers {release.text}")
+    if name == "learnable" and not release.learnable_position:
+        raise UsageError(f"{where}: xformers {release.text} has no learnable positions yet, 0.0.11 has (KeyError)")
+    if name not in ("learnable", "sine"):
+        raise Refused(f"{where}: {name!r} is not built, only learnable and sine are")
     ignored += [f"{where}.{k}" for k in sorted(set(raw) - _POSITION_KEYS)]
     own = int(raw.get("dim_model", width))
     if own != width and not release.learnable_position:
@@ -255,6 +276,9 @@ def _patch(raw: Raw | None, width: int, where: str) -> Patch | None:
     unknown = sorted(set(raw) - _PATCH_KEYS)
     if unknown:
         raise UsageError(f"{where}: xformers does not know {', '.join(unknown)} (TypeError)")
+    pool = raw.get("pool_type") or "CONV_2D"
+    if pool != "CONV_2D":
+        raise UsageError(f"{where}: pool_type={pool!r}: xformers has CONV_2D only (NotImplementedError)")
     kernel, stride, channels = (int(_need(raw, k, where)) for k in ("kernel_size", "stride", "in_channels"))
     return Patch(channels, int(raw.get("out_channels", width)), kernel, stride, int(raw.get("padding", 0)))
 

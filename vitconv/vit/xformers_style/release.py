@@ -165,6 +165,18 @@ class Release:
         """Rotary tables are cast to the activations' dtype since bcb70757 (0.0.12)."""
         return self.since(12)
 
+    @property
+    def causal_by_length(self) -> bool:
+        """Causal attention masks by the length it meets, and keeps no buffer, since 0.0.6."""
+        return self.since(6)
+
+    def dim_value_ignored(self, separate: bool) -> bool:
+        """`dim_value` had no effect before 0.0.11 (633797a9), nor in it without `use_separate_proj_weight`.
+
+        `separate`: that flag as it stands in the configuration, false when absent.
+        """
+        return not self.since(11) or (not self.since(12) and not separate)
+
     def attention_dropout_works(self, environment: Environment) -> bool:
         """Return False where attention dropout did nothing: sparse extension, before 861493c5 (0.0.7)."""
         return self.since(7) or not environment.sparse
