@@ -25,6 +25,8 @@ EXTRA = [
     ("xformers-pre", {"encoders.0.pose_encoding.word_embeddings.weight": (9, 16)}, "vocabulary embeddings"),
     ("xformers-embedding", {"encoders.0.embedding_projector.weight": (16, 8)}, "projector after the position"),
     ("xformers-pre", {_ATT + "attention.rel_pos_emb": (4, 4)}, "attention with weights of its own"),
+    ("xformers-fused-pre", {_ATT + "attention.mask": (1, 9, 9)}, "a causal mask"),
+    ("xformers-embedding", {"encoders.1.pose_encoding.pos_emb": (1, 9, 16)}, "added again in a later block"),
     ("timm-tiny", {"blocks.0.attn.gate.weight": (16, 16)}, "gated attention"),
     ("timm-tiny", {"patch_embed.norm.weight": (16,)}, "patch embedding with a norm"),
     ("timm-tiny", {"blocks.0.attn.relative_position_bias_table": (49, 2)}, "relative positions"),
@@ -53,6 +55,15 @@ def test_a_final_norm_in_the_middle_of_the_stack(manifest: Manifest) -> None:
         found(shapes)
 
 
+def test_final_norms_in_every_block(manifest: Manifest) -> None:
+    """Where the other style explains as many tensors, the reason is still told."""
+    one = {k: s for k, s in manifest("xformers-fused-one-layer").items() if not k.endswith("bias") or ".norm." in k}
+    shapes = one | {k.replace("encoders.0.", "encoders.1."): s for k, s in one.items()}
+    shapes = {k.replace(".mlp.3.", ".mlp.2."): s for k, s in shapes.items()}
+    with pytest.raises(Refused, match="inside the stack|middle of the stack"):
+        found(shapes)
+
+
 def test_reversible_blocks(manifest: Manifest) -> None:
     shapes = {}
     for key, shape in manifest("xformers-pre").items():
@@ -77,6 +88,20 @@ def test_raw_projections(manifest: Manifest) -> None:
 def test_blocks_without_norms(manifest: Manifest) -> None:
     shapes = {k: s for k, s in manifest("xformers-pre").items() if ".norm." not in k}
     with pytest.raises(Refused, match=r"normalization: skip.*without encoders\.\{0\.\.1\}\.wrap_att\.layer\.norm"):
+        found(shapes)
+
+
+@pytest.mark.parametrize("name", ["xformers-post", "xformers-one-layer"])
+def test_blocks_without_norms_of_the_other_wrappers(manifest: Manifest, name: str) -> None:
+    shapes = {k: s for k, s in manifest(name).items() if ".norm." not in k}
+    with pytest.raises(Refused, match=r"normalization: skip.*without encoders"):
+        found(shapes)
+
+
+@pytest.mark.parametrize("name", ["xformers-pre", "xformers-post", "xformers-fused-pre"])
+def test_attention_without_projections(manifest: Manifest, name: str) -> None:
+    shapes = {k: s for k, s in manifest(name).items() if ".in_proj_container." not in k}
+    with pytest.raises(Refused, match=r"fourier_mix, pooling.*without encoders"):
         found(shapes)
 
 

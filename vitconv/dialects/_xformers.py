@@ -122,6 +122,11 @@ FORBIDS = (
         "raw projections (0.0.11 with dim_value unlike dim_model) are stored untransposed and beside no usable output",
     ),
     Forbid(r"\.wrap_ff\.norm\.(weight|bias)$", "a final norm in the middle of the stack has no equivalent"),
+    # Unknown where the other style is closer.
+    Forbid(
+        r"\.wrap_att\.(layer\.)?norm\.(weight|bias)$",
+        "pre-norm blocks that end with a norm inside the stack, or beside post-norm ones, have no equivalent",
+    ),
     Forbid(
         r"encoders\.[1-9]\d*\.patch_emb\.",
         "a patch embedding in a later block (hierarchical, or one config for all blocks) has no equivalent",
@@ -129,13 +134,24 @@ FORBIDS = (
     Forbid(
         r"\.pose_encoding\.(position|word)_embeddings\.", "vocabulary embeddings (token ids) have no ViT equivalent"
     ),
-    Forbid(r"\.embedding_projector\.", "a projector after the position table (its width is not the trunk's)"),
     Forbid(
-        r"\.attention\.|\.(out_proj|value_q|score_network)\.",
+        r"encoders\.[1-9]\d*\.pose_encoding\.",
+        "positions that are added again in a later block (0.0.11, configurations with positions of their own) have no "
+        "equivalent",
+    ),
+    Forbid(r"\.embedding_projector\.", "a projector after the position table (its width is not the trunk's)"),
+    Forbid(r"\.attention\.mask$", "a causal mask (0.0.1 to 0.0.5 save it): tokens that see only those before them"),
+    Forbid(
+        r"\.attention\.(?!mask$)|\.(out_proj|value_q|score_network)\.",
         "an attention with weights of its own (lambda, linformer, compositional, visual) has no equivalent",
     ),
     Forbid(
-        r"encoders\.\d+\.wrap_(att|ff)(\.sublayer)?\.layer\.norm\.",
+        r"\.in_proj_container\.",
+        "an attention without projections to queries, keys and values (fourier_mix, pooling) has no equivalent",
+        absent=True,
+    ),
+    Forbid(
+        r"encoders\.\d+\.wrap_(att|ff)(\.sublayer)?(\.layer)?\.norm\.",
         "blocks without their norms (normalization: skip) have no equivalent",
         absent=True,
     ),
