@@ -77,6 +77,11 @@ def test_a_scheme_speaks_of_every_canonical_tensor(scheme: Scheme, make: Make) -
         "g": 128,
         "x": 512,
         "z": 768,
+        "rows": 14,
+        "columns": 14,
+        "k": 256,
+        "v": 192,
+        "v2": 192,
     }
     shapes = {name.replace("{i}", "0"): tuple(sizes[a] for a in slot.axes) for name, slot in SCHEMA.items()}
     declared = scheme.declared(Architecture({**arch.shapes, **shapes}, arch.facts))

@@ -12,6 +12,7 @@ from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable, gra
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.halves import LARGEST, SCALES
 from vitconv.inits.audit.measure import even
+from vitconv.layout.blocks import block_of, is_block
 
 # Gradients of one value that are counted: a share of 1 % is known to a thousandth of the whole.
 SAMPLE = 1 << 16
@@ -22,7 +23,7 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Count gradients of the blocks' values that become zero in float16, with and without loss scale."""
     if not context.plan.precision.endswith("fp16"):
         raise NotApplicable(f"the plan is {context.plan.precision}, whose exponents are float32's")
-    seen = {n: g for n, g in context.signals.tap_grads.items() if n.startswith("blocks.")}
+    seen = {n: g for n, g in context.signals.tap_grads.items() if is_block(n) or block_of(n)}
     top = max((float(torch.linalg.vector_norm(g, math.inf)) for g in seen.values()), default=0.0)
     grads = [even(g.flatten(), SAMPLE).abs() for g in seen.values()]
     grads = [g[g > 0] for g in grads]

@@ -17,8 +17,8 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Compare the query and key gradients of all blocks, and how alike the tokens become."""
     seen, arch = context.signals, context.arch
     norms = []
-    for i in range(arch.depth):
-        parts = [seen.grads.get(f"blocks.{i}.attn.{p}.weight") for p in ("q", "k")]
+    for block in arch.blocks:
+        parts = [seen.grads.get(f"{block}.attn.{p}.weight") for p in ("q", "k")]
         norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in parts if g is not None)))
     cosines = [(float(i), token_cosine(x)) for i, (_, x) in enumerate(seen.stream())]
     curves = {"query and key gradient, norm": tuple((float(i), g) for i, g in enumerate(norms))}
@@ -44,7 +44,7 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         level = "error"
     held = f"{limits['post_error']:g} and {limits['post_warn']:g}" if post else f"{limits['pre_error']:g}"
     text = f"rho = {rho:.3g}: smallest over largest query and key gradient of {arch.depth} blocks (limits {held})"
-    weakest = f"blocks.{norms.index(min(norms))}.attn"
+    weakest = f"{arch.blocks[norms.index(min(norms))]}.attn"
     advice = "" if post else "look for a gate or a norm of the block that is named"
     yield Finding(
         level,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from vitconv.checks.base.check import Check, Finding, Limits, Points
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.passes import Pass, rms
+from vitconv.layout.blocks import blocks_of
 
 FLOAT32 = 3.4e38
 
@@ -36,10 +37,12 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     figures = {"rms_first": sizes[0], "rms_last": sizes[-1], "largest": max(tops)}
     text = f"stream RMS {sizes[0]:.3g} ahead of the blocks, {sizes[-1]:.3g} after {len(sizes) - 1}"
     over = next((i for i, top in enumerate(tops) if top > limits["largest"]), None)
-    jump = next((i for i in range(3, len(sizes)) if sizes[i] > limits["jump"] * sizes[i - 1] > 0), None)
+    # What leads into a stage has a norm of its own: the stream begins anew, at another width.
+    within = [i for i in range(1, len(sizes)) if _stage(stream[i][0]) == _stage(stream[i - 1][0]) or i == 1]
+    jump = next((i for i in within if i > 2 and sizes[i] > limits["jump"] * sizes[i - 1] > 0), None)
     if not context.trained or max(sizes) > limits["rms"]:
         # The first blocks may grow a small stream, but not so much.
-        leap = next((i for i in range(1, len(sizes)) if sizes[i] > limits["leap"] * sizes[i - 1] > 0), None)
+        leap = next((i for i in within if sizes[i] > limits["leap"] * sizes[i - 1] > 0), None)
         jump = leap if leap is not None else jump
     if over is not None:
         name = stream[over][0]
@@ -61,6 +64,10 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         yield Finding("ok", text + more, figures, curves=curves, axes=("block", "RMS"))
     yield from _constant(context, seen)
     yield from _gradients(seen, limits)
+
+
+def _stage(name: str) -> str:
+    return name.split(".")[1] if name.startswith("stages.") else ""
 
 
 def _curves(seen: Pass, sizes: list[float], tops: list[float]) -> dict[str, Points]:
@@ -85,12 +92,8 @@ def _constant(context: Context, seen: Pass) -> Iterator[Finding]:
 
 
 def _gradients(seen: Pass, limits: Limits) -> Iterator[Finding]:
-    norms = {
-        int(n.split(".")[1]): float(g.double().norm())
-        for n, g in seen.grads.items()
-        if n.startswith("blocks.") and n.endswith(".mlp.down.weight")
-    }
-    values = [norms[i] for i in sorted(norms)]
+    grads = {n.removesuffix(".mlp.down.weight"): g for n, g in seen.grads.items() if n.endswith(".mlp.down.weight")}
+    values = [float(grads[block].double().norm()) for block in blocks_of(seen.grads) if block in grads]
     if len(values) < 2 or max(values) == 0.0:
         return
     if not all(math.isfinite(v) for v in values):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
-from vitconv.checks.base.passes import is_block, rms
+from vitconv.checks.base.passes import rms
 from vitconv.errors import Refused
 from vitconv.hosts.base.tap import recording
+from vitconv.layout.blocks import blocks_of, is_block
 from vitconv.parity.bridge import Bridge, state_of
 
 FACTOR = 10.0
@@ -97,11 +98,12 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
     if bridge is None or context.trained:
         return
     built = context.network
-    with _moved(bridge, state_of(built.module), seen.grads, plan.lr), torch.no_grad():
-        with recording({n: t for n, t in built.taps.items() if is_block(n)}) as after:
-            built.run(built.module, context.data.batch(plan.batch)[0][:FEW])
+    blocks, image = {n: t for n, t in built.taps.items() if is_block(n)}, context.data.batch(plan.batch)[0][:FEW]
+    moved = _moved(bridge, state_of(built.module), seen.grads, plan.lr)
+    with moved, torch.no_grad(), recording(blocks) as after:
+        built.run(built.module, image)
     now = {n: rms(x) for n, x in after.values().items()}
-    last = max(now, key=lambda n: int(n.split(".")[1]))
+    last = blocks_of(now_name + ".x" for now_name in now)[-1]
     before = rms(seen.taps[last][:FEW])
     if before == 0.0:
         return
@@ -114,8 +116,8 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
         (last,) if not growth <= limits["growth"] else (),
         "a warm-up and a lower peak learning rate; the deeper the network, the lower",
         {
-            "stream before the step": tuple((float(n.split(".")[1]), rms(seen.taps[n][:FEW])) for n in now),
-            "stream after it": tuple((float(n.split(".")[1]), x) for n, x in now.items()),
+            "stream before the step": tuple((float(i), rms(seen.taps[n][:FEW])) for i, n in enumerate(now)),
+            "stream after it": tuple((float(i), x) for i, x in enumerate(now.values())),
         },
         ("block", "RMS"),
     )

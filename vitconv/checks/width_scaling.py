@@ -12,11 +12,12 @@ import torch
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.data import made_up
-from vitconv.checks.base.passes import is_block, loss_of, rms
+from vitconv.checks.base.passes import loss_of, rms
 from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.training import optimiser
 from vitconv.hosts.base.host import Built
 from vitconv.hosts.base.tap import recording
+from vitconv.layout.blocks import is_block
 from vitconv.layout.canonical import role_of
 from vitconv.parity.bridge import state_of
 
@@ -32,6 +33,8 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         raise NotApplicable("the weights are trained")
     if context.weights is None:
         raise NotApplicable(context.lacking or "no dialect explains its tensors")
+    if context.arch.staged:
+        raise NotApplicable("a network of stages is not built at other widths here")
     claims = context.scheme == "mup" or (not context.scheme and context.audit.fits[0].scheme.name == "mup")
     scheme = context.scheme or context.audit.fits[0].scheme.name
     by_width = claims and bool(limits["rule"])

@@ -51,16 +51,16 @@ def sections(found: Audited) -> tuple[Section, ...]:
 
 def _kinds(found: Audited) -> tuple[Row, ...]:
     """Return one row per kind of tensor, layers collapsed."""
-    from vitconv.layout.canonical import template_of
-    from vitconv.layout.match import collapse
+    from vitconv.layout.blocks import labelled
+    from vitconv.layout.canonical import kind_of
     from vitconv.report import Row
 
     best = found.fits[0]
     groups: dict[tuple[str, str], list[str]] = {}
     for name in found.measured:
-        groups.setdefault((template_of(name), best.declared[name].text), []).append(name)
+        groups.setdefault((kind_of(name), best.declared[name].text), []).append(name)
     rows: list[Any] = []
-    for (_, text), names in groups.items():
+    for (kind, text), names in groups.items():
         some = [found.measured[name] for name in names]
         off = [name for name in names if name in best.misfits]
         # What was trained is no draw any more.
@@ -69,7 +69,7 @@ def _kinds(found: Audited) -> tuple[Row, ...]:
         rows.append(
             Row(
                 (
-                    ", ".join(collapse(names)), len(names), sum(m.std for m in some) / len(some),
+                    labelled(kind, names), len(names), sum(m.std for m in some) / len(some),
                     min(m.low for m in some), max(m.high for m in some), text, why,
                 ),
                 "warn" if off and not trained else "info",

@@ -122,15 +122,15 @@ def report(made: Initialised, seed: int) -> Report:
 
 def _beside(made: Initialised, other: Scheme) -> Section:
     """Return the kinds of tensors that another scheme draws otherwise."""
-    from vitconv.layout.canonical import template_of
-    from vitconv.layout.match import collapse
+    from vitconv.layout.blocks import labelled
+    from vitconv.layout.canonical import kind_of
     from vitconv.report import Column, Row, Section
 
     theirs = other.declared(made.arch)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name, own in made.declared.items():
         if own != theirs[name]:
-            groups.setdefault((template_of(name), own.text, theirs[name].text), []).append(name)
+            groups.setdefault((kind_of(name), own.text, theirs[name].text), []).append(name)
     columns = (
         Column("tensor", "canonical tensor", "code"),
         Column("own", made.scheme.name),
@@ -139,8 +139,8 @@ def _beside(made: Initialised, other: Scheme) -> Section:
         Column("other_std", "its true std", "number"),
     )
     rows = tuple(
-        Row((", ".join(collapse(names)), own, made.declared[names[0]].std, text, theirs[names[0]].std))
-        for (_, own, text), names in groups.items()
+        Row((labelled(kind, names), own, made.declared[names[0]].std, text, theirs[names[0]].std))
+        for (kind, own, text), names in groups.items()
     )
     title = f"Where {other.name} draws something else"
     return Section("beside", title, columns, rows, () if rows else ("nowhere",))
@@ -148,14 +148,14 @@ def _beside(made: Initialised, other: Scheme) -> Section:
 
 def _rows(made: Initialised) -> list[tuple[Any, ...]]:
     """Return one row per kind of tensor with one distribution, layers collapsed."""
-    from vitconv.layout.canonical import template_of
-    from vitconv.layout.match import collapse
+    from vitconv.layout.blocks import labelled
+    from vitconv.layout.canonical import kind_of
 
     groups: dict[tuple[str, str], list[str]] = {}
     for name, distribution in made.declared.items():
-        groups.setdefault((template_of(name), distribution.text), []).append(name)
+        groups.setdefault((kind_of(name), distribution.text), []).append(name)
     rows = []
-    for (_, text), names in groups.items():
+    for (kind, text), names in groups.items():
         stds = [made.stds[name] for name in names]
-        rows.append((", ".join(collapse(names)), text, made.declared[names[0]].std, sum(stds) / len(stds), len(names)))
+        rows.append((labelled(kind, names), text, made.declared[names[0]].std, sum(stds) / len(stds), len(names)))
     return rows

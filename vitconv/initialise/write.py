@@ -67,9 +67,10 @@ def initialise(
     notes = scheme.check(arch)
     declared = scheme.declared(arch)
     stds: dict[str, float] = {}
+    family = "canonical-stages" if arch.staged else "canonical"
     order = Order(
         to=to,
-        wishes=Wishes(from_="canonical", facts=arch.facts.known(), axes=job.source.axes),
+        wishes=Wishes(from_=family, facts=arch.facts.known(), axes=job.source.axes),
         choices=job.choices,
         dtype=job.dtype,
     )

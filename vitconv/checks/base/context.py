@@ -84,11 +84,12 @@ class Context:
         """Return shapes and facts of the canonical network.
 
         Raises:
-            NotApplicable: it is no plain ViT.
+            NotApplicable: it has no blocks with queries.
         """
-        if "blocks.0.attn.q.weight" not in self.canonical:
-            raise NotApplicable("roles and init schemes are known of plain ViTs, with blocks of one width")
-        return Architecture({n: tuple(t.shape) for n, t in self.canonical.items()}, self.facts)
+        arch = Architecture({n: tuple(t.shape) for n, t in self.canonical.items()}, self.facts)
+        if not arch.blocks or not arch.has(f"{arch.blocks[0]}.attn.q.weight"):
+            raise NotApplicable("roles and init schemes are known of blocks with queries, and it has none")
+        return arch
 
     @property
     def placement(self) -> str | None:
@@ -97,15 +98,16 @@ class Context:
 
     @property
     def plain(self) -> bool:
-        """Return whether its weights are known by role, as those of a plain ViT."""
-        return self.weights is not None and "blocks.0.attn.q.weight" in self.weights
+        """Return whether its weights are known by role, as those of a plain ViT or of one in stages."""
+        firsts = ("blocks.0.attn.q.weight", "stages.0.blocks.0.attn.q.weight")
+        return self.weights is not None and any(name in self.weights for name in firsts)
 
     @cached_property
     def audit(self) -> Audited:
         """Return the audit of the weights, against all schemes.
 
         Raises:
-            NotApplicable: it is no plain ViT.
+            NotApplicable: it has no blocks with queries.
         """
         assert self.arch.depth
         return audit_tensors(self.canonical, self.facts)

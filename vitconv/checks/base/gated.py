@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitconv.checks.base.context import Context
+from vitconv.layout.blocks import block_of
 
 _GATES = ("norm1.weight", "norm2.weight", "ls1", "ls2", "attn.out.weight", "attn.v.weight")
 
@@ -17,4 +18,4 @@ def gated(context: Context) -> bool:
 def branches_gated(context: Context) -> bool:
     """Return whether a branch starts at zero: with all of them, what is pooled is the same for every image."""
     weights = context.weights or {}
-    return any(n.endswith(_GATES) and not bool(t.any()) for n, t in weights.items() if n.startswith("blocks."))
+    return any(n.endswith(_GATES) and not bool(t.any()) for n, t in weights.items() if block_of(n))

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitconv.hosts.base.host import Built
 from vitconv.hosts.base.survey import eps_of, is_norm
 from vitconv.hosts.base.tap import recording
+from vitconv.layout.blocks import is_block
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.bridge import Bridge, state_of
 
@@ -66,11 +67,6 @@ class Pass:
     def stream(self) -> list[tuple[str, Tensor]]:
         """Return (name, value) of the residual stream: ahead of the blocks, and after each."""
         return [(name, x) for name, x in self.taps.items() if name == "embed" or is_block(name)]
-
-
-def is_block(name: str) -> bool:
-    """Return True for `blocks.3`, and not for what is inside."""
-    return name.startswith("blocks.") and name.count(".") == 1
 
 
 def rms(x: Tensor) -> float:

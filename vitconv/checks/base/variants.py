@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from vitconv.checks.base.check import NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.data import Data, digits
 from vitconv.checks.base.plan import Plan
@@ -87,6 +88,8 @@ def smaller(context: Context, width: int, depth: int, axes: Axes | None = None) 
     """
     axes = axes or {}
     arch, facts = context.arch, context.facts
+    if arch.staged:
+        raise NotApplicable("a network of stages has no small twin here; give it --data, and it is trained itself")
     data = data_of(context)
     shape = tuple(data.images.shape[1:])
     # Sixteen patches and a class token, whatever the images are.

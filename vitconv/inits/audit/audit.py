@@ -18,7 +18,7 @@ from vitconv.inits.audit.trained import Training, training
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.deepnet import bound
 from vitconv.inits.base.scheme import Scheme
-from vitconv.layout.canonical import layer_of, stack_of
+from vitconv.layout.blocks import blocks_of
 from vitconv.layout.semantics import Semantics
 from vitconv.registry import INITS, load, load_all
 
@@ -74,14 +74,13 @@ def audit_tensors(
         scheme: audit against this scheme only, and report what deviates from it; None compares with all.
 
     Raises:
-        Refused: this is no plain ViT, and init schemes speak of those only.
+        Refused: it has no blocks with queries.
     """
-    if "blocks.0.attn.q.weight" not in tensors:
-        raise Refused(
-            "the audit knows plain ViTs, with blocks of one width; this network has no blocks.0.attn.q.weight"
-        )
-    depth = 1 + max((i for name in tensors if not stack_of(name) and (i := layer_of(name)) is not None), default=0)
-    spectra = {f"blocks.{i}.{part}.weight" for i in {0, depth // 2, depth - 1} for part in _SPECTRA}
+    blocks = blocks_of(tensors)
+    if not blocks or f"{blocks[0]}.attn.q.weight" not in tensors:
+        raise Refused("the audit looks at blocks with queries; this network has none, neither in stages nor without")
+    some = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}
+    spectra = {f"{block}.{part}.weight" for block in some for part in _SPECTRA}
     measured = {name: measure(name, t, spectrum=name in spectra) for name, t in tensors.items()}
     arch = Architecture({name: m.shape for name, m in measured.items()}, facts or Semantics())
     asked = load(INITS, scheme) if isinstance(scheme, str) else scheme
@@ -117,8 +116,8 @@ def _cold(state: Training) -> list[Finding]:
     names = [name for name in state.fresh if not name.endswith((".q.bias", ".k.bias", ".v.bias"))]
     if not names:
         return []
-    blocks = sorted({i for name in names if (i := layer_of(name)) is not None})
-    where = f" in blocks {', '.join(map(str, blocks))}" if blocks else ""
+    blocks = blocks_of(names)
+    where = f" in blocks {', '.join(b.removeprefix('blocks.') for b in blocks)}" if blocks else ""
     return [
         Finding(
             "never-trained", "warn", tuple(names), f"{len(names)} tensors{where} are as an init leaves them",

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitconv.inits.audit.finding import Finding
 from vitconv.inits.audit.measure import Measured
 from vitconv.inits.base.distribution import Distribution
+from vitconv.layout.blocks import block_of
 from vitconv.layout.canonical import role_of
 
 _HUGE = 1e3
@@ -131,7 +132,7 @@ def copies(measured: Mapping[str, Measured], tensors: Mapping[str, Tensor]) -> I
     """
     groups: dict[tuple[tuple[int, ...], int], list[Measured]] = {}
     for m in measured.values():
-        if m.std > 0 and not m.bad and m.n >= 32 and m.name.startswith("blocks."):
+        if m.std > 0 and not m.bad and m.n >= 32 and block_of(m.name) is not None:
             groups.setdefault((m.shape, m.trace.numel()), []).append(m)
     same: list[str] = []
     alike: list[tuple[str, str, float]] = []

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from vitconv.errors import Refused
+from vitconv.errors import LayoutError, Refused
 from vitconv.inits.audit.conform import Conformity, conforms
 from vitconv.inits.audit.measure import Measured
 from vitconv.inits.base.architecture import Architecture, Site
 from vitconv.inits.base.distribution import Distribution
 from vitconv.inits.base.scheme import Scheme
-from vitconv.layout.canonical import layer_of
+from vitconv.layout.blocks import block_of
 
 # A scheme whose share of tensors that fit, in a few blocks, is this much below the best's is not tried on the others.
 NEAR = 0.1
@@ -46,10 +46,12 @@ def rank(arch: Architecture, measured: Mapping[str, Measured], schemes: Mapping[
     """Return every scheme with how it fits, the best first; equal ones in the order of their names.
 
     All are tried on the first, the middle and the last block and on what stands outside; those that are near the best
-    there, on every tensor. A scheme that cannot be worked out for this network (no grid for its table) is left out.
+    there, on every tensor. A scheme that cannot be worked out for this network (no grid for its table, nothing said of
+    one of its tensors) is left out.
     """
-    blocks = {0, arch.depth // 2, arch.depth - 1}
-    few = [site for site in arch.sites() if (i := layer_of(site.name)) is None or i in blocks]
+    blocks = arch.blocks
+    some = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set[str]()
+    few = [site for site in arch.sites() if (block := block_of(site.name)) is None or block in some]
     # Schemes share many of their distributions.
     tried: dict[tuple[str, Distribution], Conformity] = {}
     found = [fit for s in schemes.values() if (fit := _fitted(s, few, measured, tried)) is not None]
@@ -74,7 +76,7 @@ def _fitted(
         name = site.name
         try:
             d = declared[name] = scheme.at(site)
-        except Refused:
+        except (Refused, LayoutError):
             return None
         key = (name, d)
         if key not in tried:

@@ -37,9 +37,17 @@ PARTS = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
 
 def signatures(arch: Architecture, measured: Shown, *, untrained: bool) -> Iterator[Finding]:
     """Yield the known defects whose signature the weights show; most can only be told before training."""
-    profile = Profile(arch, measured, {p: _over_depth(arch, measured, p) for p in PARTS})
+    # Stages differ in width, so nothing is followed over the depth of a network of them.
+    stds = {} if arch.staged else {p: _over_depth(arch, measured, p) for p in PARTS}
+    profile = Profile(arch, measured, stds)
     yield from _norm_gains(profile)
-    if not untrained or any(min(profile.stds[part]) <= 0.0 for part in ("attn.v", "attn.out", "mlp.up", "mlp.down")):
+    if untrained and arch.staged:
+        yield from (found for test in EITHER if (found := test(profile)) is not None)
+    if (
+        not untrained
+        or arch.staged
+        or any(min(profile.stds[part]) <= 0.0 for part in ("attn.v", "attn.out", "mlp.up", "mlp.down"))
+    ):
         return
     yield from _deepnorm_bound(profile)
     for test in TESTS:
@@ -214,6 +222,7 @@ def _tokens(p: Profile) -> Finding | None:
     )  # fmt: skip
 
 
+EITHER: tuple[Callable[[Profile], Finding | None], ...] = (_layer_scale, _positions, _tokens)
 TESTS: tuple[Callable[[Profile], Finding | None], ...] = (
-    _scaled_queries, _value_without_beta, _fused, _narrow, _rescaled_twice, _layer_scale, _positions, _tokens,
+    _scaled_queries, _value_without_beta, _fused, _narrow, _rescaled_twice, *EITHER,
 )  # fmt: skip

@@ -8,7 +8,8 @@ from functools import cached_property
 from math import isqrt
 
 from vitconv.errors import Refused
-from vitconv.layout.canonical import layer_of, role_of, stack_of, template_of
+from vitconv.layout.blocks import block_of, blocks_of
+from vitconv.layout.canonical import kind_of, layer_of, role_of
 from vitconv.layout.semantics import Semantics
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -19,16 +20,25 @@ PLACEMENTS = ("pre", "post", "deepnorm", "res-post", "none")
 
 @dataclass(frozen=True)
 class Architecture:
-    """{canonical name: shape} of a plain ViT, and what is known beside its tensors."""
+    """{canonical name: shape} of a plain ViT or of one in stages, and what is known beside its tensors."""
 
     shapes: Shapes
     facts: Semantics
 
     @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """Return the blocks of the trunk in running order, such as `blocks.3` or `stages.1.blocks.0`."""
+        return blocks_of(self.shapes)
+
+    @property
     def depth(self) -> int:
         """Return the number of blocks N of the trunk; each is two sublayers."""
-        trunk = (name for name in self.shapes if not stack_of(name))
-        return 1 + max((i for name in trunk if (i := layer_of(name)) is not None), default=-1)
+        return len(self.blocks)
+
+    @property
+    def staged(self) -> bool:
+        """Return whether its blocks stand in stages, of several widths."""
+        return bool(self.blocks) and self.blocks[0].startswith("stages.")
 
     @property
     def width(self) -> int:
@@ -48,7 +58,8 @@ class Architecture:
     @property
     def placement(self) -> str | None:
         """Return where the norms of a block stand (see `PLACEMENTS`), or None when it is unknown."""
-        return self.facts.norm_placement if self.has("blocks.0.norm1.weight") else "none"
+        first = self.blocks[0] if self.blocks else "blocks.0"
+        return self.facts.norm_placement if self.has(f"{first}.norm1.weight") else "none"
 
     @property
     def alpha(self) -> float:
@@ -60,10 +71,12 @@ class Architecture:
         """Return the patch grid (rows, columns) of the position table.
 
         Raises:
-            Refused: it is no fact and the number of rows is no square.
+            Refused: it is no fact, and the number of rows is no square or there is no table.
         """
         if self.facts.grid is not None:
             return self.facts.grid
+        if not self.has("embed.pos"):
+            raise Refused("there is no position table of the patches, so no grid")
         n = self.shapes["embed.pos"][0]
         side = isqrt(n)
         if side * side != n:
@@ -98,7 +111,7 @@ class Site:
     @cached_property
     def template(self) -> str:
         """Return the canonical template, such as `blocks.{i}.norm1.weight`."""
-        return template_of(self.name)
+        return kind_of(self.name)
 
     @cached_property
     def role(self) -> str:
@@ -113,9 +126,12 @@ class Site:
             Refused: the tensor stands outside the blocks.
         """
         layer = layer_of(self.name)
-        if layer is None:
+        if layer is not None:
+            return layer + 1
+        block = block_of(self.name)
+        if block is None:
             raise Refused(f"{self.name} stands outside the blocks, so no rule by depth speaks of it")
-        return layer + 1
+        return self.arch.blocks.index(block) + 1
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

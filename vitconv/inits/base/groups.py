@@ -11,15 +11,19 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from vitconv.errors import UsageError
-from vitconv.layout.canonical import layer_of, role_of
+from vitconv.layout.blocks import block_of, blocks_of
+from vitconv.layout.canonical import layer_of, role_of, stack_of
+
+# Tables of relative positions, and Swin-v2's network in place of one.
+_INSIDE = ("*.attn.table", "*rel_pos*", "*.attn.cpb.*")
 
 # Canonical names without decay besides vectors, by whose rule. Vectors are norms, biases and LayerScale.
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        # Every token and every position row.
-        "role": ("embed.cls", "embed.dist", "embed.reg", "embed.mask", "embed.pos*"),
-        # timm 1.0.31, VisionTransformer.no_weight_decay.
-        "timm": ("embed.cls", "embed.dist", "embed.reg", "embed.pos*"),
+        # Every token and every position row, and what makes positions inside attention.
+        "role": ("embed.cls", "embed.dist", "embed.reg", "embed.mask", "embed.pos*", *_INSIDE),
+        # timm 1.0.31, no_weight_decay of VisionTransformer, Beit, SwinTransformer and SwinTransformerV2.
+        "timm": ("embed.cls", "embed.dist", "embed.reg", "embed.pos*", *_INSIDE),
         # timm ahead of its #2712: the registers are not in the list, and are no vector there.
         "timm-early": ("embed.cls", "embed.dist", "embed.pos*"),
         # facebookresearch/deit with the list of the timm it was written for: without the distillation token.
@@ -52,16 +56,31 @@ def groups(
     """
     if preset not in PRESETS:
         raise UsageError(f"no decay preset {preset!r}; there are {', '.join(PRESETS)}")
-    depth = 1 + max((i for name in shapes if (i := layer_of(name)) is not None), default=-1)
+    # Also in stages a block's layer id is its running number, and what leads into a stage has that of its first block.
+    number = {block: i for i, block in enumerate(blocks_of(shapes))}
+    depth = len(number)
     rows = []
     for name, shape in shapes.items():
-        layer = layer_of(name)
+        layer = _number(name, number)
         at = layer + 1 if layer is not None else 0 if name.startswith("embed.") else depth + 1
         role = role_of(name)
         vector = len(shape) < 2 and role not in _TOKENS
         listed = any(fnmatchcase(name, pattern) for pattern in PRESETS[preset])
         rows.append(Placed(name, role, at, layer_decay ** (depth + 1 - at), not vector and not listed))
     return tuple(rows)
+
+
+def _number(name: str, number: Mapping[str, int]) -> int | None:
+    block = block_of(name)
+    if block is not None:
+        return number[block]
+    if stack_of(name):
+        return layer_of(name)
+    if name.startswith("stages."):
+        stage = ".".join(name.split(".")[:2])
+        inside = [i for found, i in number.items() if found.startswith(f"{stage}.")]
+        return max(inside) if ".norm." in name.removeprefix(stage) and ".merge" not in name else min(inside)
+    return None
 
 
 def idle_patterns(keys: Iterable[str], parts: Iterable[str]) -> tuple[str, ...]:

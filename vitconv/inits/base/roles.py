@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from vitconv.inits.base.architecture import Site
@@ -77,6 +78,16 @@ def table(
         "decoder.weight": linear,
         "decoder.bias": bias,
         "rope": periods,
+        # What only networks of stages have. Swin-v2's scale of the logits starts at ln 10.
+        "merge.weight": linear,
+        "cpb.weight": linear,
+        "cpb.bias": bias,
+        "logit_scale": constant(math.log(10.0), "ln 10"),
+        "attn.sr.weight": default,
+        "attn.sr.bias": default,
+        "dwc.weight": default,
+        "dwc.bias": default,
+        "focused.scale": ZEROS,
     }
     for part in (*QKV, "attn.out", *MLP):
         found[f"{part}.weight"] = linear

@@ -71,7 +71,9 @@ class Scheme:
         Raises:
             LayoutError: the scheme says nothing of this tensor.
         """
-        found = self.table.get(site.template, self.table.get(site.role))
+        # What is said of a block is said of one in a stage too.
+        inside = site.template.removeprefix("stages.{s}.")
+        found = self.table.get(site.template, self.table.get(inside, self.table.get(site.role)))
         if found is None:
             raise LayoutError(f"the init scheme {self.name} says nothing of {site.name} (role {site.role})")
         return found if isinstance(found, Distribution) else found(site)

@@ -1,0 +1,107 @@
+"""Networks in stages and gains that start at 0: each check fires on a planted fault and is silent on its twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitconv.checks.base.context import Context
+from vitconv.checks.base.plan import Plan
+from vitconv.checks.base.target import Wanted, context_of
+
+
+def scaled(name: str, factor: float) -> Callable[[dict[str, torch.Tensor]], Any]:
+    return lambda weights: weights[name].mul_(factor)
+
+
+def nan_in(name: str) -> Callable[[dict[str, torch.Tensor]], Any]:
+    return lambda weights: weights[name].view(-1)[3:4].fill_(math.nan)
+
+
+def swin(tmp_path: Path, *, v2: bool = False, plant: Callable[[dict[str, torch.Tensor]], Any] | None = None) -> Context:
+    import timm
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"embed_dim": 48, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 10}
+    name = "swinv2_tiny_window8_256" if v2 else "swin_tiny_patch4_window7_224"
+    model = timm.create_model(name, img_size=32, window_size=4, **size)
+    weights = {k: t.clone() for k, t in model.state_dict().items()}
+    if plant is not None:
+        plant(weights)
+    path = tmp_path / "swin.safetensors"
+    save_file(weights, path)
+    return context_of(path, Wanted(sets=("window=4", "pretrained_window=0") if v2 else ()))
+
+
+WITH_STAGES = ("decay-groups", "facts", "init-audit", "fp16-gradients", "gradient-profile", "loss-at-init", "signals")
+
+
+@pytest.mark.parametrize("name", [*WITH_STAGES, "fp16-headroom", "example-leakage", "stream-growth"])
+def test_a_healthy_swin_is_looked_at_and_gives_no_warning(name: str, tmp_path: Path, check: Any, faults: Any) -> None:
+    found = check(name, swin(tmp_path))
+    assert found.findings, found.skipped
+    assert [f.text for f in faults(found)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "says"),
+    [
+        ("init-audit", nan_in("layers.1.blocks.0.mlp.fc1.weight"), "NaN"),
+        ("init-audit", scaled("layers.0.blocks.1.attn.qkv.weight", 0.0), "all zero"),
+        ("signals", nan_in("layers.1.blocks.0.mlp.fc1.weight"), "stages.1.blocks.0"),
+        ("signals", scaled("layers.0.blocks.1.mlp.fc2.weight", 3e8), "stages.0.blocks.1 reaches"),
+        ("gradient-profile", scaled("layers.1.blocks.1.attn.qkv.weight", 1e-7), "rho"),
+        ("fp16-headroom", scaled("layers.0.blocks.0.mlp.fc2.weight", 1e9), "stages.0.blocks.0.mlp.down"),
+    ],
+)
+def test_a_fault_planted_in_a_stage_is_found(name: str, plant: Any, says: str, tmp_path: Path, check: Any) -> None:
+    found = check(name, swin(tmp_path, plant=plant))
+    assert any(f.level in ("warn", "error") and says in f.text + " ".join(f.where) for f in found.findings), [
+        f.text for f in found.findings
+    ]
+
+
+@pytest.mark.parametrize("name", ["attention", "training-probe", "width-scaling"])
+def test_what_is_not_worked_out_in_stages_is_said(name: str, tmp_path: Path, check: Any) -> None:
+    found = check(name, swin(tmp_path))
+    assert not found.findings
+    assert "window" in found.skipped or "stages" in found.skipped
+
+
+# (norm, scheme, steps at lr 1e-3): as far as a gain can come.
+@pytest.mark.parametrize(
+    ("sets", "scheme", "steps", "level"),
+    [
+        (("norm=res-post",), "small-gain", 150, "warn"),
+        (("norm=res-post",), "small-gain", 300, "info"),
+        (("norm=res-post",), "timm-moco", 150, "ok"),
+    ],
+    ids=["short", "longer", "gain-1"],
+)
+def test_gains_that_cannot_open_in_the_steps_planned(
+    sets: tuple[str, ...], scheme: str, steps: int, level: str, network: Any, check: Any
+) -> None:
+    context = network(*sets, scheme=scheme, plan=Plan(lr=1e-3, steps=steps, warmup=40))
+    found = check("gate-growth", context)
+    assert found.level == level
+    if level != "ok":
+        total = sum(context.plan.lr_at(i) for i in range(steps))
+        assert found.findings[0].figures["reach"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("sets", [(), ("layer_scale=true",)], ids=["pre", "layer-scale"])
+def test_pre_norm_branches_are_no_matter_of_gate_growth(sets: tuple[str, ...], network: Any, check: Any) -> None:
+    found = check("gate-growth", network(*sets, scheme="dinov2" if sets else "timm"))
+    assert not found.findings
+
+
+def test_gains_of_a_swin_v2(tmp_path: Path, check: Any) -> None:
+    context = dataclasses.replace(swin(tmp_path, v2=True), plan=Plan(steps=100))
+    assert check("gate-growth", context).level == "warn"

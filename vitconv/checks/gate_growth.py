@@ -1,0 +1,61 @@
+"""Can the gains of normalised branches that start near 0 grow far enough in the steps that are planned"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from statistics import median
+
+from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
+from vitconv.checks.base.context import Context
+
+_GAINS = (".norm1.weight", ".norm2.weight")
+
+
+def run(context: Context, limits: Limits) -> Iterator[Finding]:
+    """Bound the gains by the sum of the learning rates: Adam moves an element by lr in a step."""
+    if context.placement != "res-post":
+        raise NotApplicable("no norm ends a branch, so no gain alone decides how large the branch is")
+    if context.trained:
+        raise NotApplicable("the weights are trained")
+    sizes = [float(t.abs().double().mean()) for n, t in context.canonical.items() if n.endswith(_GAINS)]
+    start = median(sizes) if sizes else 1.0
+    if start >= limits["open"]:
+        yield Finding("ok", f"the branches start at a gain of {start:.3g}", {"start": start})
+        return
+    plan = context.plan
+    sums = list(accumulate(plan.lr_at(step) for step in range(plan.steps)))
+    reach = start + (sums[-1] if sums else 0.0)
+    warm = start + (sums[min(plan.warmup, len(sums)) - 1] if sums and plan.warmup else 0.0)
+    when = next((step + 1 for step, total in enumerate(sums) if start + total >= limits["open"]), None)
+    opened = f"step {when} at the earliest" if when else "no step of this plan"
+    slow = reach < limits["open"]
+    yield Finding(
+        "warn" if slow else "info",
+        f"{len(sizes)} gains start at {start:.3g}, and the learning rates of {plan.steps} steps sum to "
+        f"{reach - start:.3g}: no gain can pass {reach:.3g} ({warm:.3g} at the end of the warm-up), and "
+        f"{limits['open']:g} is reached at {opened}. Until then the branches hardly count",
+        {"start": start, "reach": reach, "warmup": warm, "step": when or 0},
+        advice="more steps or a higher learning rate; a start of .1 instead of 0; say how many steps are planned"
+        if slow
+        else "what is seen of the loss before that step says little",
+        curves={"largest possible gain": tuple((float(i), start + x) for i, x in enumerate(sums))},
+        axes=("step", "gain"),
+    )
+
+
+CHECK = Check(
+    id="gate-growth",
+    title="Can gains that start near 0 open within the plan?",
+    measures="res-post-norm, x + norm(f(x)): the gain alone is the size of a branch. Median gain at the start plus "
+    "the sum of the learning rates over the plan, which is as far as Adam takes an element",
+    threshold="warn when no gain can reach 0.1: on digits, 6 to 24 blocks, all runs whose rates summed to .076 stayed "
+    "near chance (2.14 to 2.22 of ln 10 = 2.30), a start of .1 trained at once; at sums of .15 and .30 they came to "
+    "1.9 to 2.1 and 1.1 to 2.0. LayerScale of 1e-5 on a pre-norm branch costs nothing, as its branch grows by its "
+    "weights too",
+    advice="more steps, or a start of .1",
+    cost="facts",
+    run=run,
+    limits={"open": 0.1},
+    source="Kingma and Ba, Adam, 2015, section 2.1; Liu et al., Swin Transformer V2, 2021; trainings on digits",
+)
