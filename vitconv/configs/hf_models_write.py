@@ -121,13 +121,21 @@ def _own(draft: Draft, kind: str) -> dict[str, Any]:
             "qkv_bias": has("attn.q.bias"),
         }
     if kind == "beit":
+        masked = request.has("mim.weight")
+        if masked and request.has("trunk_norm.weight"):
+            draft.notes.append(
+                "transformers 5.24 mixes up beit.layernorm and layernorm when it opens such a folder, its own as well:"
+                " fill the model by load_state_dict"
+            )
         return {
             "use_relative_position_bias": has("attn.rel_pos"),
             "use_shared_relative_position_bias": request.has("rel_pos"),
             "use_absolute_position_embeddings": request.has("embed.pos"),
             "use_mask_token": request.has("embed.mask"),
-            "use_mean_pooling": request.has("pool.norm.weight"),
+            # Told to pool, masked modelling has one norm behind the trunk and none in it.
+            "use_mean_pooling": request.has("pool.norm.weight") or (masked and not request.has("trunk_norm.weight")),
             "layer_scale_init_value": 0.1 if has("ls1") else 0.0,
+            **({"vocab_size": sizes["s"]} if masked else {}),
         }
     if kind == "clip_vision_model":
         draft.only("pooling", "token", why="it projects the class token")

@@ -2,7 +2,7 @@
 
 Source: huggingface/transformers, src/transformers/models/beit/modeling_beit.py, 4.57.3 (names on disk) and 5.24.0 (in
 memory). The key has no bias. A model that pools the patches norms them in `pooler.layernorm` and has no `layernorm`;
-the one for masked modelling norms twice.
+the one for masked modelling norms once behind the trunk, and before that in the trunk unless it is told to pool.
 """
 
 from vitconv.dialects._hf import Names
@@ -38,7 +38,7 @@ def beit(name: str, title: str, source: str, names: Names, own: str, shared: str
                         "masked",
                         (*linear("lm_head", "mim", "s d"), *norm("layernorm", "norm")),
                         bind={"p": "beit."},
-                        only={"norm": ("trunk",)},
+                        only={"norm": ("trunk", "none")},
                     ),
                 ),
             ),
@@ -48,6 +48,8 @@ def beit(name: str, title: str, source: str, names: Names, own: str, shared: str
                     Option("pooled", norm("{p}pooler.layernorm", "pool.norm"), implies={"pooling": "avg"}),
                     Option("final", norm("{p}layernorm", "norm"), only={"model": ("classification", "base")}),
                     Option("trunk", norm("{p}layernorm", "trunk_norm"), only={"model": ("masked",)}),
+                    # Where patches are to be pooled the trunk has no norm of its own, and masked modelling no pooler.
+                    Option("none", only={"model": ("masked",)}, without=("trunk_norm.weight",)),
                 ),
             ),
             Choice(

@@ -24,7 +24,6 @@ DIALECT = Dialect(
         "norm_eps": 1e-6,
         "final_norm_eps": 1e-6,
         "activation": "gelu",
-        "position": "relative",
     },
     entries=(
         *rule("cls_token: 1 1 d", "embed.cls: d"),
@@ -42,6 +41,7 @@ DIALECT = Dialect(
                         ),
                         *const(f"{BLOCK}attn.{_INDEX}", "class-index"),
                     ),
+                    author={"position": "relative"},
                 ),
                 Option(
                     "shared",
@@ -49,7 +49,10 @@ DIALECT = Dialect(
                         *rule(f"rel_pos_bias.{_TABLE}", "rel_pos: l h", "rel_pos_cls: 3 h"),
                         *const(f"rel_pos_bias.{_INDEX}", "class-index"),
                     ),
+                    author={"position": "relative"},
                 ),
+                # A network with a table of absolute positions, or with none.
+                Option("none", without=("rel_pos", "blocks.{i}.attn.rel_pos"), implies={"position": TABLE}),
             ),
         ),
         *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
@@ -98,4 +101,6 @@ DIALECT = Dialect(
         r"\.attn\.[qk]_norm\.": "norms of queries and keys",
     },
     equal=(("a", "d"),),
+    # Without relative positions, and without what masked pretraining adds, the keys are those of timm's Eva.
+    under="timm-eva",
 )

@@ -185,10 +185,14 @@ def closest(
         if tried and least > min(m.badness for m in tried)[0]:
             break
         tried.append(_cover(variants[j], header))
-    m = min(tried, key=_distance)
-    if not m.fits:
-        return m
-    solved = [_solve(x, header, given) for x in tried if _distance(x) == _distance(m)]
+    least_far = min(map(_distance, tried))
+    near = [m for m in tried if _distance(m) == least_far]
+    # Of those that are as near a more general dialect is named before its special cases.
+    names = {m.dialect.name for m in near}
+    near = [m for m in near if m.dialect.under not in names]
+    if not near[0].fits:
+        return near[0]
+    solved = [_solve(m, header, given) for m in near]
     # A size that can be told is nearer than a shape that cannot be.
     return min(solved, key=lambda x: (x.conflict is not None, "--axis" not in (x.conflict or "")))
 
