@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitconv.errors import BadFile, Refused, UsageError
-from vitconv.parity.run import compare_runs, judge_run, load_run
+from vitconv.parity.rejudge import compare_runs, judge_run
+from vitconv.parity.run import load_run
 from vitconv.parity.verify import verify
 from vitconv.vit.activation import gelu_tanh
 
@@ -35,7 +36,9 @@ def test_judging_again_gives_the_verdict_of_the_run(saved, live):
     same, other = judge_run(saved("same")), judge_run(saved("other", live(tanh)))
     assert same.verdict == "same", same.reason
     assert other.verdict == "differs"
-    assert [s.key for s in same.stages] == ["accounting", "sanity", "function", "numerics-fp32", "numerics-bf16"]
+    assert [s.key for s in same.stages] == [
+        "accounting", "sanity", "function", "numerics-fp32", "numerics-bf16", "where", "why",
+    ]  # fmt: skip
     direct = verify(live(), live(tanh), **QUICK)
     for key in ("numerics-fp32", "numerics-bf16"):
         again, before = other.stage(key), direct.stage(key)

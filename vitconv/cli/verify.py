@@ -68,11 +68,11 @@ def command(
 
     folder = options.pop("save")
     if a == "judge":
-        from vitconv.parity.run import judge_run
+        from vitconv.parity.rejudge import judge_run
 
         result = replace(judge_run(b, profile), command=command_line())
     elif _runs(a, b):
-        from vitconv.parity.run import compare_runs
+        from vitconv.parity.rejudge import compare_runs
 
         result = replace(compare_runs(a, b, profile), command=command_line())
     else:

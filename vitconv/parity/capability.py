@@ -33,7 +33,7 @@ def _tried(pair: Pair, side: Side) -> tuple[str, str]:
     first, said = next(iter(pair.images)), ""
     for precision in _ORDER:
         try:
-            pair.run(side, first, precision, PROBE, loss_scale=scale_of(precision))
+            pair.run(side, first, precision, PROBE, loss_scale=scale_of(precision), saved=precision == "fp64")
         except CannotRun as e:
             said = said or e.said
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitconv.errors import VitconvError
+from vitconv.layout.semantics import Semantics
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
 from vitconv.parity.faults.randomness import name_random
@@ -180,8 +181,12 @@ def rebuilt_config(right: Side, wrong: Side) -> ViTConfig:
     Raises:
         Refused: facts are missing, or the reference does not compute this.
     """
-    facts = right.facts.filled({k: v for k, v in wrong.facts.known().items() if k != "residual_alpha"})
-    return config_from_shapes(right.shapes, facts)
+    return config_of(right.shapes, right.facts, wrong.facts)
+
+
+def config_of(shapes: Mapping[str, tuple[int, ...]], right: Semantics, wrong: Semantics) -> ViTConfig:
+    """Return the configuration of `rebuilt_config` from a side's canonical shapes and the facts of both."""
+    return config_from_shapes(shapes, right.filled({k: v for k, v in wrong.known().items() if k != "residual_alpha"}))
 
 
 def explain_traces(

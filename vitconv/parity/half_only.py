@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from vitconv.vit.config import ViTConfig
 # So many inputs are pooled: a fault of a hundredth of the rounding error needs some 24, and each costs a pass of the
 # whole network per fault of the catalogue.
 MOST_INPUTS = 24
+# How the inputs of a regression are called, with a number behind.
+POOLED = "pooled-"
 # Multiplications in projections of the block's width, all inputs together, that may go into one fault.
 WORK = 2e9
 
@@ -35,42 +38,77 @@ def explain_half(pair: Pair, precision: str, of: str = PROBE) -> Cause:
         precision: one that B runs in.
         of: which weights.
     """
+    first = next(iter(pair.images))
+    exact = pair.run(pair.a, first, "fp64", of)
+    images = pooled_images(pair, _count(pair, exact))
+
+    def runs(label: str) -> list[Trace]:
+        side, made = pair.side(label), []
+        for j, x in enumerate(images):
+            t = pair.run(side, first, precision, of, backward=False, images=x)
+            made.append(_on_cpu(dataclasses.replace(t, inputs=f"{POOLED}{j}")))
+            if pair.sink is not None:
+                pair.sink(made[-1], of)
+        return made
+
+    # What is saved may be held against another run, whose side can be rebuilt.
+    made = [] if pair.sink is None else [runs(side.label) for side in (pair.a, pair.b)]
     try:
         config = rebuilt_config(pair.a, pair.b)
     except VitconvError as e:
         return Cause(reason=f"side A cannot be rebuilt as the reference ViT: {e}", proven=False, unsound=True)
     weights = pair.weights(pair.a, of)
-    images = pooled_images(pair, config)
-    wrong = _is_not(pair, config, weights, of)
+    wrong = is_not(config, weights, pair.images[first], exact)
     if wrong:
         return Cause(reason=wrong, proven=False, unsound=True)
+    right, other = made or [runs(side.label) for side in (pair.a, pair.b)]
+    return regressed(config, weights, images, right, other, precision, pair.b.label)
 
-    def runs(label: str) -> list[Trace]:
-        side = pair.side(label)
-        first = next(iter(pair.images))
-        made = [pair.run(side, first, precision, of, backward=False, images=x) for x in images]
-        return [_on_cpu(t) for t in made]
 
-    found = regress_deeper(config, weights, images, runs(pair.a.label), runs(pair.b.label))
+def regressed(
+    config: ViTConfig,
+    weights: Mapping[str, Tensor],
+    images: Sequence[Tensor],
+    right: Sequence[Trace],
+    wrong: Sequence[Trace],
+    precision: str,
+    label: str,
+) -> Cause:
+    """Regress the difference of two sides' traces over many inputs on what every fault would change.
+
+    Args:
+        config: the reference ViT that computes what the right side does; see `is_not`.
+        weights: its canonical weights.
+        images: the inputs.
+        right: the right side's traces of them, in the precision.
+        wrong: the other's.
+        precision: of the traces.
+        label: of the other side.
+    """
+    found = regress_deeper(config, weights, images, right, wrong)
     cause = found.cause()
     more = f"; {len(found.undetectable)} faults could not be told from the rounding error" if found.undetectable else ""
     said = f"over {len(images)} inputs in {precision}, " + cause.reason + more
-    return dataclasses.replace(cause, side=pair.b.label if cause.found else "", reason=said)
+    return dataclasses.replace(cause, side=label if cause.found else "", reason=said)
 
 
-def pooled_images(pair: Pair, config: ViTConfig) -> list[Tensor]:
-    """Return coloured probe images of many seeds: fewer of a large network, never too few."""
-    one = config.width**2 * (config.positions + config.prefix) * config.depth * 12
-    count = int(min(MOST_INPUTS, max(LEAST_INPUTS, WORK / max(one, 1))))
+def _count(pair: Pair, run: Trace) -> int:
+    """Return how many inputs to pool: fewer of a large network, never too few."""
+    tokens = max((x.shape[1] for x in run.taps.values() if x.dim() == 3), default=1)
+    one = tokens * sum(prod(shape) for name, shape in pair.a.shapes.items() if name.startswith("blocks."))
+    return int(min(MOST_INPUTS, max(LEAST_INPUTS, WORK / max(one, 1))))
+
+
+def pooled_images(pair: Pair, count: int) -> list[Tensor]:
+    """Return coloured probe images of many seeds."""
     inputs = pair.a.built.inputs
     return [probe_images(inputs, pair.seed + j)["coloured"] for j in range(count)]
 
 
-def _is_not(pair: Pair, config: ViTConfig, weights: Mapping[str, Tensor], of: str) -> str:
-    """Return why the reference ViT is not side A, or ""."""
-    inputs = next(iter(pair.images))
-    right = _on_cpu(pair.run(pair.a, inputs, "fp64", of))
-    seen = Rebuilt(Knobs(config), weights, backward=False).run(pair.images[inputs])
+def is_not(config: ViTConfig, weights: Mapping[str, Tensor], images: Tensor, right: Trace) -> str:
+    """Return why the reference ViT is not the side that left this float64 trace, or ""."""
+    right = _on_cpu(right)
+    seen = Rebuilt(Knobs(config), weights, backward=False).run(images.cpu())
     found = ratios(seen, dataclasses.replace(right, grads={}, tap_grads={}), exact_scale(right))
     worst = max(found.values(), default=0.0)
     return "" if worst <= 1 else "the reference ViT is not side A with the facts it shows"

@@ -156,19 +156,24 @@ class Pair:
         return self.weights(self.b if side is self.a else self.a, of)
 
     def network(self, side: Side, precision: str, of: str, *, rounded: torch.dtype | None = None) -> Built:
-        """Return a side's network in a precision, with the weights of a set; one per side is kept.
+        """Return a side's network in a precision, with the weights of a set; one in float64 and one more are kept.
 
         `rounded`: round the weights to this dtype first.
         """
-        key = (str(precision_of(precision).dtype), of, str(rounded))
-        if self._live.get(side.label, ((), None))[0] != key:
-            self._live.pop(side.label, None)
+        dtype = precision_of(precision).dtype
+        slot, key = f"{side.label} {dtype == torch.float64}", (str(dtype), of, str(rounded))
+        if self._live.get(slot, ((), None))[0] != key:
+            self._live.pop(slot, None)
             chosen = self.weights(side, of)
             if rounded is not None:
                 chosen = {n: t.to(rounded).double() for n, t in chosen.items()}
-            built = module_of(side, dtype=precision_of(precision).dtype, device=self.device, weights=chosen)
-            self._live[side.label] = (key, built)
-        return self._live[side.label][1]
+            built = module_of(side, dtype=dtype, device=self.device, weights=chosen)
+            self._live[slot] = (key, built)
+        # A network that is not run holds no gradients; those that were looked at are the trace's.
+        for other, (_, built) in self._live.items():
+            if other != slot:
+                built.module.zero_grad(set_to_none=True)
+        return self._live[slot][1]
 
     def run(
         self,
@@ -186,8 +191,11 @@ class Pair:
         cotangent: Tensor | int | None = None,
         seed: int = 0,
         built: Built | None = None,
+        saved: bool = True,
     ) -> Trace:
         """Run one side once; float64 runs that nothing was changed about are kept while there is room.
+
+        `saved`: whether the run is one that is judged, and not only looked at: those go to the sink.
 
         Raises:
             UsageError: no such images.
@@ -222,7 +230,8 @@ class Pair:
             raise CannotRun(side, precision, e) from e
         done = self._in_shared_terms(done, side, of)
         self.runs += 1
-        if self.sink is not None and teacher is None and not hooks and images is None and built is None and seed == 0:
+        whole = teacher is None and not hooks and images is None and built is None and seed == 0
+        if self.sink is not None and whole and saved:
             self.sink(done, of if rounded is None else f"{of}@{str(rounded).removeprefix('torch.')}")
         if plain:
             self._keep(key, done)

@@ -50,8 +50,8 @@ def explain_numerics(pair: Pair, precision: str, of: str = PROBE) -> Cause:
     # The reference ViT runs at its own size.
     names = [n for n in pair.images if n != RESIZED]
     right64 = [pair.run(pair.a, n, "fp64", of) for n in names]
-    right = [_errors([pair.run(pair.a, n, precision, of) for n in names], right64)]
-    wrong = _errors([pair.run(pair.b, n, precision, of) for n in names], right64)
+    right = [_errors([pair.run(pair.a, n, precision, of, saved=False) for n in names], right64)]
+    wrong = _errors([pair.run(pair.b, n, precision, of, saved=False) for n in names], right64)
     images = [pair.images[n] for n in names]
     ratio = max((wrong[i] / right[0][i] for i in wrong if right[0].get(i)), default=1.0)
     return match_losses(config, pair.weights(pair.a, of), images, precision, wrong, ratio, pair.seed)

@@ -1,6 +1,7 @@
 """Runs on disk: traces as safetensors and JSON, so that two machines can be compared and rules changed.
 
-A run folder has `run.json` and `A/` and `B/`, or one of them, with one file per trace. No pickle.
+A run folder has `run.json` and `A/` and `B/`, or one of them, with one file per trace. No pickle. Where a side does not
+run in float64, `A/pooled.safetensors` has what a regression over many inputs needs beside their traces.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,16 @@ import torch
 from torch import Tensor
 
 from vitconv.errors import BadFile, Refused, UsageError
-from vitconv.layout.match import collapse
 from vitconv.layout.semantics import Semantics, semantics_from_json
-from vitconv.parity.compare import Gap, error_against, gaps, missing, pooled
-from vitconv.parity.environment import environment
+from vitconv.parity.half_only import POOLED, pooled_images
 from vitconv.parity.pair import Pair
-from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.side import Side
-from vitconv.parity.stage import Row, Stage, skipped, stage
-from vitconv.parity.stages.function import KEY, TITLE, lost_rows, row_of
-from vitconv.parity.stages.numerics import judge_rows, limits_of, ratios_of
-from vitconv.parity.tolerance import PROFILES, Profile
+from vitconv.parity.stage import Row, Stage
 from vitconv.parity.trace import Trace
-from vitconv.parity.verdict import Result, Word, judge
+from vitconv.parity.verdict import Result
 
-SCHEMA, VERSION = "vitconv.run", 1
+SCHEMA, VERSION = "vitconv.run", 2
+POOLED_FILE = "A/pooled.safetensors"
 _PARTS = ("taps", "tap_grads", "grads")
 
 
@@ -49,19 +45,28 @@ class Recorder:
         if t.side not in ("A", "B"):
             return
         key = f"{t.side}/{t.precision}-{of}-{t.inputs}"
-        if key in self.index or not t.grads:
+        if key in self.index or not (t.grads or t.inputs.startswith(POOLED)):
             return
         self.index[key] = write_trace(self.folder / f"{key}.safetensors", t, of)
+
+    def _pooled(self) -> None:
+        """Write what the reference ViT needs to predict every fault: images, and the baseline's weights."""
+        from safetensors.torch import save_file
+
+        entries = [e for e in self.index.values() if e["side"] == "A" and e["inputs"].startswith(POOLED)]
+        if not entries:
+            return
+        first = next(iter(self.pair.images))
+        tensors = {f"images/{first}": self.pair.images[first]}
+        tensors |= {f"images/{POOLED}{j}": x for j, x in enumerate(pooled_images(self.pair, len(entries)))}
+        weights = self.pair.weights(self.pair.a, entries[0]["weights"])
+        tensors |= {f"weights/{name}": t for name, t in weights.items()}
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, self.folder / POOLED_FILE)
 
     def finish(self, result: Result) -> None:
         """Write `run.json`: what was run, and what was found."""
         pair = self.pair
-        sanity = [
-            {"name": r.name, "status": r.status, "detail": r.detail, "blame": r.blame}
-            for s in result.stages
-            if s.key == "sanity"
-            for r in s.rows
-        ]
+        self._pooled()
         document = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -77,7 +82,8 @@ class Recorder:
             },
             "seed": pair.seed,
             "traces": self.index,
-            "sanity": sanity,
+            "stages": [_stage(s) for s in result.stages],
+            "cause": [] if result.cause is None else list(result.cause.found),
             "spread": {s.key: s.data["spread"] for s in result.stages if "spread" in s.data},
             "verdict": result.verdict,
             "reason": result.reason,
@@ -86,6 +92,11 @@ class Recorder:
         }
         text = json.dumps(document, indent=1, default=str)
         (self.folder / "run.json").write_text(text, encoding="utf-8")
+
+
+def _stage(s: Stage) -> dict[str, Any]:
+    rows = [{"name": r.name, "status": r.status, "detail": r.detail, "blame": r.blame} for r in s.rows]
+    return {"key": s.key, "title": s.title, "why_skipped": s.why_skipped, "rows": rows}
 
 
 def _fingerprints(side: Side) -> dict[str, list[Any]]:
@@ -138,6 +149,26 @@ class Run:
             raise Refused(f"{self.folder} holds no trace of {side}, {precision}, {weights} weights, {inputs}")
         return read_trace(self.folder / entry["file"], entry)
 
+    def stage(self, key: str) -> Mapping[str, Any] | None:
+        """Return what was found in a stage of the run, or None when it had none of this key."""
+        return next((s for s in self.document["stages"] if s["key"] == key), None)
+
+    def rows(self, key: str) -> list[Row]:
+        """Return the rows of a stage of the run, without their figures."""
+        found = self.stage(key)
+        return [Row(r["name"], r["status"], r["detail"], blame=r["blame"]) for r in (found or {"rows": []})["rows"]]
+
+    def pooled(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the images of the regression over many inputs, and the baseline's weights.
+
+        Raises:
+            BadFile: their file is missing or damaged.
+        """
+        tensors = _load(self.folder / POOLED_FILE)
+        parts = {part: {k.partition("/")[2]: t for k, t in tensors.items() if k.startswith(part)}
+                 for part in ("images/", "weights/")}  # fmt: skip
+        return parts["images/"], parts["weights/"]
+
     def facts(self, side: str) -> Semantics:
         """Return what a side computes."""
         return semantics_from_json(json.dumps(self.document["sides"][side]["facts"]))
@@ -145,19 +176,26 @@ class Run:
 
 def read_trace(path: Path, entry: Mapping[str, Any]) -> Trace:
     """Read a trace and its entry of the index."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    tensors = _load(path)
     try:
-        tensors = load_file(path)
         parts = {p: {n: tensors[f"{p}/{n}"] for n in entry["order"][p]} for p in _PARTS}
         output = tensors["output"]
-    except (OSError, SafetensorError, KeyError) as e:
+    except KeyError as e:
         raise BadFile(f"{path}: not a whole trace: {e}") from e
     return Trace(
         entry["side"], entry["precision"], entry["inputs"], parts["taps"], parts["tap_grads"], parts["grads"], output,
         entry["loss_scale"], entry["dtypes"], entry["facts"],
     )  # fmt: skip
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise BadFile(f"{path}: not a whole trace: {e}") from e
 
 
 def is_run(path: str | Path) -> bool:
@@ -179,119 +217,5 @@ def load_run(path: str | Path) -> Run:
     except (ValueError, KeyError, TypeError) as e:
         raise BadFile(f"{path}/run.json: {e}") from e
     if not good:
-        raise BadFile(f"{path}/run.json: expected {SCHEMA} version {VERSION}")
+        raise BadFile(f"{path}/run.json: expected {SCHEMA} version {VERSION}; save the run anew")
     return Run(Path(path), document)
-
-
-def judge_run(path: str | Path, profile: str = "default") -> Result:
-    """Judge the two sides of a run again, by other rules and without networks."""
-    run = load_run(path)
-    sides = {side for side, *_ in run.listed()}
-    if sides != {"A", "B"}:
-        raise Refused(f"{path} holds traces of {', '.join(sorted(sides)) or 'nothing'}; two sides are needed")
-    return _judged((run, "A"), (run, "B"), profile)
-
-
-def compare_runs(a: str | Path, b: str | Path, profile: str = "default", side: str = "A") -> Result:
-    """Compare one side of two runs, such as of the same network on two machines.
-
-    Raises:
-        UsageError: it is one folder, and a run compared with itself proves nothing.
-    """
-    if Path(a).resolve() == Path(b).resolve():
-        raise UsageError(f"{a} and {b} are one folder: a run is always like itself; `verify judge` compares its sides")
-    return _judged((load_run(a), side), (load_run(b), side), profile)
-
-
-def _judged(a: tuple[Run, str], b: tuple[Run, str], profile: str) -> Result:
-    if profile not in PROFILES:
-        raise UsageError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
-    rules = PROFILES[profile]
-    (run_a, label_a), (run_b, label_b) = a, b
-    left = {key[1:] for key in run_a.listed() if key[0] == label_a}
-    right = {key[1:] for key in run_b.listed() if key[0] == label_b}
-    common = left & right
-    stages = list(_recorded(a, b))
-    if run_a.document["seed"] != run_b.document["seed"]:
-        raise Refused(f"the runs have other probes: seeds {run_a.document['seed']} and {run_b.document['seed']}")
-    stages.append(_function(a, b, sorted(k for k in common if k[0] == "fp64" and "@" not in k[1]), rules))
-    for precision in PRECISIONS[1:]:
-        keys = sorted(k for k in common if k[0] == precision)
-        if keys:
-            stages.append(_numerics(a, b, keys, precision, rules))
-    if run_a is not run_b:
-        kept = [x for x in ("A", "B") if x != label_a and any(k[0] == x for k in run_a.listed())]
-        if kept:
-            more = f"side {label_a} of each run was compared; `verify judge` compares the two sides of one"
-            stages[0] = dataclasses.replace(stages[0], notes=(*stages[0].notes, more))
-    lost = sorted("/".join(k) for k in left ^ right if "@" not in k[1])
-    if lost:
-        stages.append(stage("missing", "Traces of one side only", [Row(", ".join(lost), "warn", "not compared")]))
-    word: Word
-    word, reason = judge(stages)
-    return Result(
-        word, reason, _spec(*a), _spec(*b), run_a.facts(label_a), run_b.facts(label_b), tuple(stages),
-        environment=environment("cpu", int(run_a.document["seed"])), profile=profile,
-    )  # fmt: skip
-
-
-def _spec(run: Run, label: str) -> str:
-    return f"{run.folder} {label} ({run.document['sides'][label]['spec']})"
-
-
-def _recorded(a: tuple[Run, str], b: tuple[Run, str]) -> Iterator[Stage]:
-    """Compare the fingerprints of the tensors, and take over what sanity found of each side."""
-    left, right = (run.document["sides"][label]["tensors"] for run, label in (a, b))
-    only = sorted(set(left) ^ set(right))
-    unequal = [n for n in left if n in right and left[n] != right[n]]
-    rows = [Row("tensors", "ok", f"{len(left)} canonical tensors of A, {len(right)} of B")]
-    if only:
-        rows.append(Row("only in one side", "fail", ", ".join(collapse(only))))
-    if unequal:
-        rows.append(Row("same weights", "fail", f"other bits, shape or dtype: {', '.join(collapse(unequal))}"))
-    elif left and next(iter(left.values()))[2] is not None:
-        rows.append(Row("same weights", "ok", f"{len(left)} tensors have the same fingerprint"))
-    yield stage("accounting", "Every tensor accounted for", rows)
-    found = []
-    for label, (run, own) in (("A", a), ("B", b)):
-        found += [
-            Row(f"{label}: {r['name'].partition(': ')[2]}", r["status"], r["detail"], blame=r["blame"])
-            for r in run.document["sanity"]
-            if r["name"].startswith(f"{own}: ")
-        ]
-    yield stage("sanity", "Was the test itself sound?", found) if found else skipped("sanity", "Sanity", "not recorded")
-
-
-def _function(a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str, str]], rules: Profile) -> Stage:
-    if not keys:
-        return skipped(KEY, TITLE, "no float64 traces of both sides")
-    every: list[list[Gap]] = []
-    rows: list[Row] = []
-    notes: list[str] = []
-    both = set.intersection(*(set(run.document["sides"][label]["tensors"]) for run, label in (a, b)))
-    for precision, weights, inputs in keys:
-        x, y = (run.trace(label, precision, weights, inputs) for run, label in (a, b))
-        every.append(gaps(x, y))
-        rows.append(row_of(weights, inputs, tuple(every[-1]), rules.function))
-        found, said = lost_rows(weights, inputs, missing(x, y), both)
-        rows += found
-        notes += said
-    return stage(KEY, TITLE, rows, notes, data={"gaps": pooled(every), "threshold": rules.function})
-
-
-def _numerics(
-    a: tuple[Run, str], b: tuple[Run, str], keys: list[tuple[str, str, str]], precision: str, rules: Profile
-) -> Stage:
-    p, errors = precision_of(precision), ([], [])  # type: ignore[var-annotated]
-    for _, weights, inputs in keys:
-        rounded = f"{weights}@{str(p.dtype).removeprefix('torch.')}"
-        known = (a[1], "fp64", rounded, inputs) in a[0].listed()
-        reference = a[0].trace(a[1], "fp64", rounded if known else weights, inputs)
-        for (run, label), into in zip((a, b), errors, strict=True):
-            into.append(error_against(reference, run.trace(label, precision, weights, inputs)))
-    left, right = (pooled(e) for e in errors)
-    ratios = ratios_of(left, right, p.unit)
-    limits = limits_of(rules, a[0].document["spread"].get(f"numerics-{precision}", {}))
-    rows = judge_rows(left, right, ratios, limits)
-    data = {"a": left, "b": right, "ratios": ratios, "limits": limits, "unit": p.unit, "weights": keys[0][1]}
-    return stage(f"numerics-{precision}", f"Same numerics? ({p.title})", rows, data=data)

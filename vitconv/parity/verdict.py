@@ -97,6 +97,9 @@ def judge(stages: Sequence[Stage]) -> tuple[Word, str]:
         f", and the same numerics in {', '.join(s.key.removeprefix('numerics-') for s in numerics)}" if numerics else ""
     )
     more = "" if numerics else "; no other precision was looked at"
+    left_out = [f"{s.key} ({s.why_skipped})" for s in stages if s.key.startswith("numerics") and s.key not in ran]
+    if left_out:
+        more += f"; left out: {', '.join(left_out)}"
     if any(r.name == "weights" and r.status == "warn" for r in ran["accounting"].rows):
         more += "; with probe weights in both: the weights that the networks came with differ"
     return "same", f"the same function in float64, forward and backward{said}{more}"

@@ -132,14 +132,29 @@ def locate(
     """
     reference = pair.run(pair.a, inputs, "fp64", weights)
     taps = list(reference.taps)
-    forward, backward = first_off(off, limits, taps)
     try:
         blocks = _blocks(pair, reference, precision, weights, inputs, loss_scale)
-        why = ""
+        more = ""
     except Refused as e:
-        blocks, why = (), f"; blocks could not be run alone: {e}"
+        blocks, more = (), f"; blocks could not be run alone: {e}"
     if pair.blockwise:
-        why = "; inside blocks nothing was kept"
+        more = "; inside blocks nothing was kept"
+    return profile_of(off, limits, taps, precision=precision, weights=weights, inputs=inputs, blocks=blocks, more=more)
+
+
+def profile_of(
+    off: Mapping[tuple[str, str], float],
+    limits: Mapping[str, float],
+    taps: Sequence[str],
+    *,
+    precision: str,
+    weights: str,
+    inputs: str,
+    blocks: tuple[BlockGap, ...] = (),
+    more: str = "",
+) -> Where:
+    """Say where the sides part by what was measured: `off`, and every block alone if that was run."""
+    forward, backward = first_off(off, limits, taps)
     bad = [b for b in blocks if b.off or b.off_backward]
     local = None if not blocks or not bad else len(bad) < len(blocks)
     gradients = {n: v for (kind, n), v in off.items() if kind in ("tap-grad", "grad")}
@@ -153,7 +168,7 @@ def locate(
         backward_profile=tuple((n, gradients[n]) for n in backward_order(gradients, taps)),
         blocks=blocks,
         local=local,
-        sentence=_sentence(forward, backward, blocks, bad) + why,
+        sentence=_sentence(forward, backward, blocks, bad) + more,
     )
 
 

@@ -86,7 +86,7 @@ def same_numerics(pair: Pair, precision: str, profile: Profile, *, same: bool | 
         said = ", ".join(f"{group} {worst[group]:.2f}" for group in GROUPS)
         notes.append(f"the baseline as '{name}' errs {said} times as much")
     if precision == "fp32" and same:
-        notes += _tf32_like(pair, a, b, rows)
+        notes += tf32_like({pair.a.label: a, pair.b.label: b}, rows)
     data = {"a": a, "b": b, "ratios": ratios, "limits": limits, "unit": p.unit, "spread": spreads, "weights": of}
     return Judged(stage(key, title, rows, notes, data), precision, ratios, limits, scales, of)
 
@@ -214,13 +214,13 @@ def _as_blame(word: str) -> Blame:
     return "undecided" if word == "undecided" else "differs"
 
 
-def _tf32_like(pair: Pair, a: list[Gap], b: list[Gap], rows: Iterable[Row]) -> list[str]:
+def tf32_like(errors: Mapping[str, list[Gap]], rows: Iterable[Row]) -> list[str]:
     """Say so when a side's float32 error is of TF32's size: TF32 may be on there."""
     if all(r.status != "fail" for r in rows):
         return []
     unit = precision_of("tf32").unit
     out = []
-    for label, found in ((pair.a.label, a), (pair.b.label, b)):
+    for label, found in errors.items():
         error = math.hypot(*(g.error for g in found if g.kind == "tap"))
         size = math.hypot(*(g.size for g in found if g.kind == "tap"))
         if size and 0.05 * unit <= error / size <= 5 * unit:

@@ -39,10 +39,11 @@ def sound(pair: Pair) -> Stage:
         precision, why = finest(pair, side)
         if why:
             notes.append(f"{side.label} does not run in float64 ({why}): looked at in {precision}")
-        t = pair.run(side, inputs, precision, PROBE, loss_scale=scale_of(precision))
+        scale, exact = scale_of(precision), precision == "fp64"
+        t = pair.run(side, inputs, precision, PROBE, loss_scale=scale, saved=exact)
         rows.append(_repeats(pair, side, inputs, t))
         for of in pair.sets:
-            rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale_of(precision)))
+            rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale, saved=exact))
         without = pair.run(side, inputs, precision, PROBE, backward=False)
         rows += [_inference(side, without, t), *_batches(pair, side, without)]
         rows.append(_exercised(pair, side, inputs, t, notes))

@@ -45,9 +45,14 @@ def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[s
     else:
         return skipped(KEY, TITLE, "there is nothing to explain")
     out.append(cause)
+    return told(cause, half=half, parted=bool(where))
+
+
+def told(cause: Cause, *, half: bool, parted: bool) -> Stage:
+    """Return the stage that tells a cause; `half`: found by regression, `parted`: the sides were seen to part."""
     found = tuple(str(name) for name in cause.found)
     said = f"explained by {' and '.join(found)}" if found else "no fault of the catalogue explains it"
-    if half and not where and not found:
+    if half and not parted and not found:
         said = "no fault of the catalogue stands out of the noise"
     values = {"found": found, "before": cause.before, "after": cause.after, "excluded": tuple(map(str, cause.excluded))}
     rows = [Row("cause", "info", said, values)]
