@@ -167,12 +167,12 @@ def backward(
 
     shape = tile(e, q.dtype, t)
     parts, chunk = split(t, shape.tokens, b * h)
-    sums, sums_c, part = _empty(q, b, h, parts, e, e), _empty(q, b, h, parts, e), _empty(q, b, t, h)
+    sums, sums_h, part = _empty(q, b, h, parts, e, e), _empty(q, b, h, parts, e), _empty(q, b, t, h)
     of_q = (q, grad, soft, mu_q, rh_q, th_q, s, u)
     strides = (q.stride(0), q.stride(1), grad.stride(0), grad.stride(1), t)
     constants = shape.constants(focus, e)
     backward_kernels.reduce_kernel[(b * parts * h,)](
-        *of_q, sums, sums_c, part, *strides, chunk, h, parts, eps, **constants
+        *of_q, sums, sums_h, part, *strides, chunk, h, parts, eps, **constants
     )
 
     blocks = triton.cdiv(t, shape.tokens)
@@ -181,12 +181,16 @@ def backward(
         *of_q, part, dq, soft_q, *strides, blocks, eps, H=h, BH=triton.next_power_of_2(h), D=d, **constants
     )
 
+    # v_j . T_c + t_c of `stable`, held against the row of S whose channel has most of the keys.
+    total = sums.sum(dim=2)
+    near = s.gather(-2, u.argmax(dim=-1)[..., None, None].expand(-1, -1, -1, e)).contiguous()
+    rest = sums_h.sum(dim=2) - ((s - near) * total).sum(dim=-1)
     shape = key_tile(e, q.dtype, n)
     blocks = triton.cdiv(n, shape.tokens)
     dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
     soft_k = _empty(q, b, blocks, d)
     backward_kernels.key_kernel[(b * blocks,)](
-        k, v, k if position is None else position, soft, mu_k, rh_k, th_k, sums.sum(dim=2), sums_c.sum(dim=2), inv,
+        k, v, k if position is None else position, soft, mu_k, rh_k, th_k, total, rest, near, inv,
         dk, dv, soft_k,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), d if position is None else position.stride(1), n,
         blocks, HAS_POS=position is not None, H=h, D=d, **shape.constants(focus, e),

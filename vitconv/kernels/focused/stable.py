@@ -205,11 +205,18 @@ def backward(
     g = split_heads(grad.to(xq.dtype), heads)
 
     along = g @ keys.s.transpose(-2, -1)
-    c = (queries.weight * along).sum(dim=-1, keepdim=True)
-    h_q = queries.weight * (along - c)
+    # Held against the channel that weighs most, whose difference from c would cancel: V sums to 1 - E / D.
+    first = along.gather(-1, queries.weight.argmax(dim=-1, keepdim=True))
+    beside = along - first
+    c_beside = (queries.weight * beside).sum(dim=-1, keepdim=True)
+    c = c_beside + (1 - queries.rest) * first
+    h_q = queries.weight * (beside - c_beside + queries.rest * first)
     t = queries.weight.transpose(-2, -1) @ g
-    t_c = -(queries.weight * c).sum(dim=-2, keepdim=True)
-    h_k = keys.p * (keys.v @ t.transpose(-2, -1) + t_c)
+    # v_j . T_c + t_c, held against one column S for the same reason: t_c = sum_i h_q - S_c . T_c.
+    top = keys.u.argmax(dim=-1, keepdim=True).expand(-1, -1, -1, keys.s.shape[-1])
+    near = keys.s.gather(-2, top)
+    rest = (h_q.sum(dim=-2) - ((keys.s - near) * t).sum(dim=-1)).unsqueeze(-2)
+    h_k = keys.p * ((keys.v - near) @ t.transpose(-2, -1) + rest)
 
     h_k = join_heads(h_k)
     yq = _feature_backward(join_heads(h_q), (c * queries.rest).sum(dim=1), rq, power)
