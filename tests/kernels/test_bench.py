@@ -33,6 +33,8 @@ def test_rows_are_json_and_related_to_the_measured_ceilings(report):
         assert row["median_us"] > 0
         assert row["gb_s"] == pytest.approx(row["floor_bytes"] / row["median_us"] / 1e3)
         assert row["share_of_copy"] == pytest.approx(row["gb_s"] / report["ceilings"]["copy_gb_s"])
+        copied = row["planned_bytes"] / report["ceilings"]["copy_gb_s"] / 1e3
+        assert row["times_plan"] == pytest.approx(row["median_us"] / copied)
         if row["provider"] == "eager":
             assert row["ratio_to_eager"] == pytest.approx(1.0)
 
@@ -51,6 +53,22 @@ def test_a_wrong_kernel_is_not_correct():
     wrong = dataclasses.replace(case, providers={"own": off_by_two_percent})
     assert bench.check(case, torch.device("cpu"))["passed"]
     assert not bench.check(wrong, torch.device("cpu"))["passed"]
+
+
+def test_a_provider_that_breaks_is_left_out_and_says_why(monkeypatch):
+    """A peer that cannot run costs no other figure; our own kernel that cannot is not correct."""
+    real = next(iter(cases(tiny=True, compiled=False)))
+
+    def broken(*_):
+        raise RuntimeError("no such kernel image")
+
+    for name, correct in (("peer", True), ("own", False)):
+        case = dataclasses.replace(real, providers={**real.providers, name: broken})
+        monkeypatch.setattr(bench, "cases", lambda *, tiny, compiled, case=case: iter([case]))
+        found = bench.run("cpu")
+        assert found["correct"] is correct
+        assert any(f"{name}: RuntimeError: no such kernel image" in text for text in found["left_out"])
+        assert {row["provider"] for row in found["rows"]} == set(real.providers) - {name}
 
 
 def test_full_shapes_cover_the_widths_and_networks_asked_for():

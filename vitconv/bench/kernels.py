@@ -19,6 +19,7 @@ _TIMES = (
     Column("ratio", "times as fast as eager", "ratio"),
     Column("rate", "GB/s"),
     Column("share", "share of copy", "ratio"),
+    Column("plan", "times its planned bytes", "ratio"),
     Column("flops", "TFLOP/s"),
 )
 
@@ -48,7 +49,8 @@ def report(found: dict[str, Any]) -> Report:
 
 
 def _check(c: dict[str, Any]) -> Row:
-    return Row((c["kernel"], c["case"], f"{max(c['errors']):.2g}"), "ok" if c["passed"] else "fail")
+    error = f"{max(c['errors']):.2g}"
+    return Row((c["kernel"], c["case"], error), "ok" if c["passed"] else "fail", c.get("said", ""))
 
 
 def _row(r: dict[str, Any]) -> Row:
@@ -56,7 +58,7 @@ def _row(r: dict[str, Any]) -> Row:
     return Row(
         (
             r["kernel"], r["case"], r["pass"], r["provider"], *seconds, r["ratio_to_eager"],
-            f"{r['gb_s']:.4g}", r["share_of_copy"], f"{r['tflop_s']:.4g}",
+            f"{r['gb_s']:.4g}", r["share_of_copy"], r["times_plan"], f"{r['tflop_s']:.4g}",
         )
     )  # fmt: skip
 

@@ -220,7 +220,7 @@ def check_command(
     help="A card, or the CPU on tiny shapes, which shows that everything runs and claims nothing.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=480.0, show_default=True, help="Budget; the rest is left out."
+    "--seconds", type=click.FloatRange(1), default=420.0, show_default=True, help="Budget; the rest is left out."
 )
 @click.option("--compile/--no-compile", "compiled", default=None, help="torch.compile as a peer  [default: on a card]")
 @click.option("--figures", type=click.Path(dir_okay=False, path_type=Path), help="Write the plain figures as JSON.")
