@@ -45,7 +45,7 @@ PROVED = {
     "ijepa": f"{_AUTHOR} (facebookresearch/ijepa 52c1ae9)",
     "internvit": _NAMES,
     "mae": f"{_AUTHOR} (facebookresearch/mae efb2a80)",
-    "megatron": _NAMES,
+    "megatron": "traces of Megatron-LM core 0.16.1, local layers; its own CLIP converter (d98e8a6)",
     "mmpretrain": "traces of mmpretrain 1.2.0",
     "mmpretrain-swin": _NAMES,
     "moco-v3": f"{_AUTHOR} (facebookresearch/moco-v3 c349e6e)",

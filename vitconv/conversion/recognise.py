@@ -17,7 +17,7 @@ from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.rotary import proven_by_waves
-from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere
+from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere, refuse_shard
 from vitconv.conversion.table_grid import doubtful_grid
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
@@ -130,6 +130,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
     check_floats(match, branch.tensors)
+    refuse_shard(match, wishes.axes)
     facts, held = proven(match, facts)
     facts, waves = proven_by_waves(match, facts, branch.tensors, checkpoint.read)
     held += waves

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from vitconv.conversion.asides import training_keys
-from vitconv.errors import Ambiguous, shown
+from vitconv.errors import Ambiguous, Refused, shown
 from vitconv.io.envelope import Branch
 from vitconv.io.tensor import Stored
 from vitconv.io.wrappers import names_copy
@@ -50,6 +50,23 @@ def lost_parts(match: Match, facts: Semantics) -> list[str]:
                 " there is no class token: was it lost? --set grid=HxW says that it was not"
             )
     return out
+
+
+def refuse_shard(match: Match, told: Mapping[str, int]) -> None:
+    """Refuse what looks like one shard of tensor parallelism: its attention is a fraction of the width.
+
+    Every shape of such a shard is that of a narrower network.
+
+    Raises:
+        Refused: and nobody told the attention width.
+    """
+    a, d = match.sizes.get("a") or match.sizes.get("h", 0) * match.sizes.get("e", 0), match.sizes.get("d", 0)
+    if match.dialect.name not in ("megatron", "transformer-engine") or "a" in told or not a or a >= d or d % a:
+        return
+    raise Refused(
+        f"the attention is {a} wide and the network {d}: this looks like one of {d // a} shards of tensor parallelism,"
+        f" which are to be joined first; say --axis a={a} if it is whole"
+    )
 
 
 def _values(value: object) -> tuple[object, ...]:

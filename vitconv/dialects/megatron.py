@@ -1,8 +1,9 @@
 """Megatron-LM's vision transformer: q, k and v of each head stand together.
 
-Source: NVIDIA/Megatron-LM, megatron/core/models/vision/clip_vit_model.py and core/transformer/attention.py (read, not
-run). Norms are modules of their own, or sit inside TransformerEngine's fused linears. The head count is nowhere in the
-file: say it with --axis h=N. Shards of tensor parallelism are to be joined first.
+Source: NVIDIA/Megatron-LM, megatron/core/models/vision/clip_vit_model.py and core/transformer/attention.py, core 0.16.1
+(run on CPU with its local layers), and examples/multimodal/model_converter/clip_converter.py, d98e8a6. Norms are
+modules of their own, or sit inside TransformerEngine's fused linears. The head count is nowhere in the file: say it
+with --axis h=N. Shards of tensor parallelism are to be joined first.
 """
 
 from vitconv.dialects._parts import PLAIN, why
@@ -25,13 +26,42 @@ def _inside() -> tuple[Entry, ...]:
 DIALECT = Dialect(
     name="megatron",
     title="Megatron-LM vision transformer",
-    source="NVIDIA/Megatron-LM megatron/core/models/vision/clip_vit_model.py",
+    source="NVIDIA/Megatron-LM megatron/core/models/vision/clip_vit_model.py, core 0.16.1",
     library="megatron",
     implies=PLAIN,
     author={"norm_eps": 1e-5, "final_norm_eps": 1e-5, "embed_norm_eps": 1e-5},
     entries=(
-        *rule("class_token: 1 1 d", "embed.cls: d", optional=True),
-        *rule("position_embeddings.weight: (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+        Choice(
+            "tokens",
+            (
+                Option(
+                    "class",
+                    (
+                        *rule("class_token: 1 1 d", "embed.cls: d"),
+                        *rule("position_embeddings.weight: (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+                    ),
+                    without=("embed.reg",),
+                ),
+                # A class token of several rows, as RADIO and multiples of eight have it: the first is the class token.
+                Option(
+                    "several",
+                    (
+                        *rule("class_token: 1 (1+r) d", "embed.cls: d", "embed.reg: r d"),
+                        *rule(
+                            "position_embeddings.weight: (1+r+n) d",
+                            "embed.pos_cls: d",
+                            "embed.pos_reg: r d",
+                            "embed.pos: n d",
+                        ),
+                    ),
+                ),
+                Option(
+                    "none",
+                    rule("position_embeddings.weight: n d", "embed.pos: n d"),
+                    without=("embed.cls", "embed.reg"),
+                ),
+            ),
+        ),
         *linear("conv1", "embed.patch", "d c p q", bias=False),
         *norm("ln_pre", "embed.norm", optional=True),
         Choice(
@@ -63,7 +93,6 @@ DIALECT = Dialect(
     forbids=(Forbid(r"^vision_projection|^language_model", "a text decoder or its projector beside the vision tower"),),
     cannot=why("ls", "pool.norm", "pool.dense", "dist", "map")
     | {
-        r"^embed\.(reg|pos_reg)$": "register tokens",
         r"^embed\.mask$": "a mask token",
         r"\.mlp\.gate\.": "a gated MLP (SwiGLU)",
         r"\.attn\.[qk]_norm\.": "norms of queries and keys",
