@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused
-from vitconv.layout.detect import detect
+from vitconv.layout.detect import above, detect
 from vitconv.layout.match import Header, Match, fitting
 from vitconv.registry import DIALECTS, load_all
 
@@ -35,8 +35,9 @@ def found(shapes: Shapes, **choices: str) -> Match:
 
 def related(dialect: str) -> set[str]:
     """Return the more general dialect, its other special cases, and the special cases of this one."""
-    above = {dialect, ALL[dialect].under} - {""}
-    return {d.name for d in ALL.values() if d.name in above or d.under in above} - {dialect}
+    under = {d.name: d.under for d in ALL.values()}
+    alike = {dialect, *above(dialect, under)}
+    return {name for name in under if not alike.isdisjoint((name, *above(name, under)))} - {dialect}
 
 
 def test_there_are_manifests_of_every_dialect() -> None:
@@ -93,7 +94,9 @@ def test_a_wrong_shape_names_two_witnesses(name: str) -> None:
     with pytest.raises(NotRecognised, match="shapes do not fit") as e:
         detect(near, ALL.values(), given=told(name))
     # SigLIP 2 has the names of SigLIP: by a wrong shape alone it may be either.
-    names = {ALL[dialect].under or dialect, dialect} | ({"hf-siglip"} if dialect == "hf-siglip2" else set())
+    names = {*above(dialect, {d.name: d.under for d in ALL.values()}), dialect} | (
+        {"hf-siglip"} if dialect == "hf-siglip2" else set()
+    )
     assert any(f"closest: {name}" in str(e.value) for name in names)
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from vitconv.layout.anchor import forms
+from vitconv.layout.detect import above
 from vitconv.layout.dialect import Dialect
 from vitconv.record import dataclass
 from vitconv.registry import DIALECTS, file_beside, folder_names, load, load_all
@@ -44,7 +45,7 @@ class Candidates:
         special = [n for n in names if n in general]
 
         def apart(fitting: Collection[str]) -> list[Dialect]:
-            return [load(DIALECTS, n) for n in special if general[n] not in fitting]
+            return [load(DIALECTS, n) for n in special if not any(x in fitting for x in above(n, general))]
 
         return list(load_all(DIALECTS, only={*names} - {*special}).values()), apart
 

@@ -115,8 +115,15 @@ def _by(size: tuple[int, int]) -> str:
 
 
 def authored(match: Match, facts: Semantics) -> Semantics:
-    """Fill in what the code of the layout's author takes, where nothing else says it."""
-    return facts.filled(match.variant.author)
+    """Fill in what the code of the layout's author takes, where nothing else says it.
+
+    Where its norms are all of one eps they are one class, so an eps that was told for the blocks is that of the others.
+    """
+    author = dict(match.variant.author)
+    one = author.get("norm_eps")
+    if facts.norm_eps is not None and one is not None:
+        author |= {k: facts.norm_eps for k in ("final_norm_eps", "embed_norm_eps") if author.get(k) == one}
+    return facts.filled(author)
 
 
 def customary(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:

@@ -44,6 +44,7 @@ def proven_by_waves(
         raise Refused(f"{keys[0]} is for heads {width} wide, which do not divide the attention width {a}")
     held: dict[str, Any] = {"grid": grid, "rope_reference": (reference, reference), "heads": a // width}
     held["position"] = "rope"
+    held |= _precision(str(match.consts[keys[0]].value), grid, reference, stored[keys[0]], read)
     for name, value in held.items():
         told = getattr(facts, name)
         if told is not None and told != value:
@@ -52,7 +53,7 @@ def proven_by_waves(
         f"{name}: {_word(value)}, which the stored waves hold"
         + ("; EVA-02's code calls it pt_seq_len, timm's ref_feat_shape" if name == "rope_reference" else "")
         for name, value in held.items()
-        if getattr(facts, name) is None and name != "position"
+        if getattr(facts, name) is None and name not in ("position", "rope_precision")
     ]
     return facts.filled(held), notes
 
@@ -66,6 +67,24 @@ def _wave(value: str, stored: Stored, read: Callable[[Stored], Any]) -> tuple[tu
         return None
     slack = {"F16": 1e-3, "BF16": 1e-2}.get(stored.dtype, CLOSE)
     return wave_of(value, to_float(read(stored), stored.dtype, stored.shape), slack)
+
+
+def _precision(
+    value: str, grid: tuple[int, int], reference: int, stored: Stored, read: Callable[[Stored], Any]
+) -> dict[str, str]:
+    """Return the precision that waves stored in float64 were computed in, if it is less."""
+    if stored.dtype != "F64":
+        return {}
+    import numpy as np
+
+    from vitconv.layout.arith import to_float
+    from vitconv.layout.token_buffers import angles
+
+    held = to_float(read(stored), stored.dtype, stored.shape)
+    exact = (np.cos if value == "rope-cos" else np.sin)(angles(grid, held.shape[-1], reference))
+    if np.abs(held.reshape(exact.shape) - exact).max() < 1e-12:
+        return {}
+    return {"rope_precision": "float32" if (held == held.astype(np.float32)).all() else "float32-frequencies"}
 
 
 def _rounded_periods(match: Match, stored: Mapping[str, Stored]) -> list[str]:

@@ -42,6 +42,7 @@ def first(
     author: dict[str, object],
     cannot: dict[str, str] | None = None,
     forbids: tuple[Forbid, ...] = (),
+    under: str = "timm",
 ) -> Dialect:
     """Build the dialect of one of the authors' repositories."""
     return Dialect(
@@ -55,5 +56,5 @@ def first(
         forbids=forbids,
         cannot=CANNOT | (cannot or {}),
         equal=(("a", "d"),),
-        under="timm",
+        under=under,
     )

@@ -19,7 +19,7 @@ def dinov3(name: str, title: str, source: str, block: str) -> Dialect:
         title=title,
         source=f"huggingface/transformers models/dinov3_vit/modeling_dinov3_vit.py, {source}",
         library="transformers",
-        implies=PLAIN | {"position": "rope", "rope_layout": "half"},
+        implies=PLAIN | {"position": "rope", "rope_layout": "half", "rope_places": "separate"},
         usual={"norm_eps": 1e-5, "final_norm_eps": 1e-5, "activation": "gelu", "rope_theta": 100.0},
         entries=(
             *rule("embeddings.cls_token: 1 1 d", "embed.cls: d"),

@@ -5,7 +5,7 @@ Source: none of its own; each dialect names the source of the keys it passes in.
 
 from typing import Any
 
-from vitconv.layout.rule import Entry, Rule, linear, rule
+from vitconv.layout.rule import Choice, Entry, Option, Rule, linear, rule
 
 BLOCK = "blocks.{i}."
 ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
@@ -47,6 +47,17 @@ def fused(weight: str, bias: str, *, optional: bool = True) -> tuple[Rule, ...]:
 def ones(key: str, part: str) -> tuple[Rule, ...]:
     """Build a LayerScale that is one where the network has none."""
     return rule(f"{key}: d", f"{part}: d", fill={part: 1.0})
+
+
+def scaled(one: str, two: str) -> Choice:
+    """Build the LayerScale of both branches, or none, as the author's code leaves it out when it has no value."""
+    return Choice(
+        "layer_scale",
+        (
+            Option("false", without=("blocks.{i}.ls1", "blocks.{i}.ls2")),
+            Option("true", (*ones(one, "blocks.{i}.ls1"), *ones(two, "blocks.{i}.ls2"))),
+        ),
+    )
 
 
 def zeroed(whole: str, part: str, axes: str) -> tuple[Rule, ...]:

@@ -89,8 +89,14 @@ DIALECT = Dialect(
         *norm(BLOCK + "mlp.norm", "blocks.{i}.mlp.norm", "m", optional=True),
         *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
         *rule(BLOCK + "gamma_2: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),
-        *norm("norm", "norm", optional=True),
-        *norm("fc_norm", "pool.norm", optional=True),
+        Choice(
+            "pooling",
+            (
+                Option("token", norm("norm", "norm"), without=("pool.norm.weight",), author={"pooling": "token"}),
+                Option("mean", norm("fc_norm", "pool.norm"), without=("norm.weight",), author={"pooling": "avg"}),
+                Option("none", without=("norm.weight", "pool.norm.weight")),
+            ),
+        ),
         *linear("head", "head", "o d", optional=True),
         *linear("lm_head", "mim", "s d", optional=True),
     ),

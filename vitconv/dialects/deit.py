@@ -18,7 +18,8 @@ DIALECT = first(
         *CLASS,
         Choice(
             "generation",
-            (
+            square="n",
+            options=(
                 Option("deit", (*CLASS_AND_PATCHES,), without=(*_LS, *_DIST)),
                 Option(
                     "distilled",
@@ -36,10 +37,10 @@ DIALECT = first(
                         *rule("blocks.{i}.gamma_1: d", "blocks.{i}.ls1: d"),
                         *rule("blocks.{i}.gamma_2: d", "blocks.{i}.ls2: d"),
                     ),
-                    # Every published one has them; without, the keys are those of an Eva.
-                    needs=("blocks.{i}.attn.q.bias",),
                     without=_DIST,
                 ),
+                # The blocks of models_v2.py without LayerScale.
+                Option("deit-3-plain", rule("pos_embed: 1 n d", "embed.pos: n d"), without=(*_LS, *_DIST)),
             ),
         ),
         *PATCH,
@@ -48,4 +49,6 @@ DIALECT = first(
         *linear("head", "head", "o d", optional=True),
     ),
     author={"pooling": "token", "position": "learned", "position_resize": "bicubic"},
+    # Without biases of q, k and v the keys of DeiT III are those of timm's Eva.
+    under="timm-eva",
 )

@@ -6,7 +6,7 @@ that numbering is taken off when a file is read. The table is resized with 0.1 a
 the models with registers by size, with antialias.
 """
 
-from vitconv.dialects._parts import BLOCK, PLAIN, fused, ones, why
+from vitconv.dialects._parts import BLOCK, PLAIN, fused, scaled, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, linear, norm, rule
 
@@ -49,8 +49,7 @@ DIALECT = Dialect(
         *linear("patch_embed.proj", "embed.patch", "d c p q"),
         *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
         *fused(BLOCK + "attn.qkv.weight", BLOCK + "attn.qkv.bias"),
-        *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a"),
-        *ones(BLOCK + "ls1.gamma", "blocks.{i}.ls1"),
+        *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a", bias=False),
         *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
         Choice(
             "mlp",
@@ -58,8 +57,8 @@ DIALECT = Dialect(
                 Option(
                     "mlp",
                     (
-                        *linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
-                        *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
+                        *linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d", bias=False),
+                        *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m", bias=False),
                     ),
                     without=(_GATE,),
                 ),
@@ -74,7 +73,7 @@ DIALECT = Dialect(
                 ),
             ),
         ),
-        *ones(BLOCK + "ls2.gamma", "blocks.{i}.ls2"),
+        scaled(BLOCK + "ls1.gamma", BLOCK + "ls2.gamma"),
         *norm("norm", "norm"),
     ),
     cannot=why("embed.norm", "pool.norm", "pool.dense", "dist", "map")

@@ -6,25 +6,33 @@ the two halves of a head.
 `bias_mask` is one, zero, one over q, k and v. `local_cls_norm` is used in training only.
 """
 
-from vitconv.dialects._parts import BLOCK, PLAIN, ones, why
+from vitconv.dialects._parts import BLOCK, PLAIN, scaled, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
 _GATE = "blocks.{i}.mlp.gate.weight"
 _Q, _K, _V = (f"blocks.{{i}}.attn.{x}.bias" for x in "qkv")
+_MORE = (("cls_norm", "norm_cls"), ("local_cls_norm", "norm_local"))
+_NORMS = (
+    (BLOCK + "norm1", "blocks.{i}.norm1"),
+    (BLOCK + "norm2", "blocks.{i}.norm2"),
+    ("norm", "norm"),
+    *_MORE,
+)
 
 DIALECT = Dialect(
     name="dinov3",
     title="DINOv3 of facebookresearch",
     source="facebookresearch/dinov3 dinov3/models/vision_transformer.py, 6876159",
     library="dinov3",
-    implies=PLAIN | {"position": "rope", "rope_layout": "half"},
+    implies=PLAIN | {"position": "rope", "rope_layout": "half", "rope_places": ("separate", "min", "max")},
     author={
         "norm_eps": 1e-5,
         "final_norm_eps": 1e-5,
         "activation": "gelu",
         "pooling": "token",
         "rope_theta": 100.0,
+        "rope_places": "separate",
     },
     entries=(
         *rule("cls_token: 1 1 d", "embed.cls: d"),
@@ -32,7 +40,6 @@ DIALECT = Dialect(
         *rule("mask_token: 1 d", "embed.mask: d", fill={"embed.mask": 0.0}),
         *rule("rope_embed.periods: f", "rope.periods: f", fill={"rope.periods": "rope-periods:100"}),
         *linear("patch_embed.proj", "embed.patch", "d c p q"),
-        *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
         *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
         Choice(
             "qkv_bias",
@@ -59,8 +66,6 @@ DIALECT = Dialect(
             ),
         ),
         *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a", bias=False),
-        *ones(BLOCK + "ls1.gamma", "blocks.{i}.ls1"),
-        *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
         Choice(
             "mlp",
             (
@@ -83,10 +88,24 @@ DIALECT = Dialect(
                 ),
             ),
         ),
-        *ones(BLOCK + "ls2.gamma", "blocks.{i}.ls2"),
-        *norm("norm", "norm"),
-        *norm("cls_norm", "norm_cls", optional=True),
-        *norm("local_cls_norm", "norm_local", optional=True),
+        scaled(BLOCK + "ls1.gamma", BLOCK + "ls2.gamma"),
+        Choice(
+            "norm_layer",
+            (
+                Option("layernorm", tuple(r for n in _NORMS for r in norm(*n, optional=n in _MORE))),
+                # Its code computes it in float32, whatever the network is in.
+                Option(
+                    "rmsnorm",
+                    tuple(
+                        r
+                        for own, part in _NORMS
+                        for r in rule(f"{own}.weight: d", f"{part}.weight: d", optional=(own, part) in _MORE)
+                    ),
+                    without=("blocks.{i}.norm1.bias",),
+                    implies={"norm_kind": "rmsnorm"},
+                ),
+            ),
+        ),
     ),
     cannot=why("embed.norm", "pool.norm", "pool.dense", "dist", "map")
     | {

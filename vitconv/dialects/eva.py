@@ -4,7 +4,7 @@ Source: baaivision/EVA, EVA-02/asuka/modeling_finetune.py and rope.py, 5623d08. 
 (interleaved) and are stored as waves, which are compared and left out. EVA-01's keys are those of timm's Eva.
 """
 
-from vitconv.dialects._eva import QV, block, end, stem
+from vitconv.dialects._eva import QV, block, stem
 from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, const, linear, norm, rule
@@ -17,13 +17,15 @@ _WAVES = tuple(
     for c in const(f"{path}.freqs_{wave}: n e", f"rope-{wave}", dtype="float")
 )
 
+_SUB_LN = ("blocks.{i}.attn.norm.weight", "blocks.{i}.mlp.norm.weight")
+
 DIALECT = Dialect(
     name="eva",
     title="EVA-02 of baaivision",
     source="baaivision/EVA EVA-02/asuka/modeling_finetune.py, 5623d08",
     library="eva",
     implies=PLAIN | {"position": (*TABLE, "rope"), "rope_layout": "interleaved", "rope_theta": 1e4},
-    author={"norm_eps": 1e-6, "final_norm_eps": 1e-6, "position": "rope"},
+    author={"norm_eps": 1e-6, "final_norm_eps": 1e-6},
     entries=(
         *stem(),
         *rule("mask_token: 1 1 d", "embed.mask: d", optional=True),
@@ -32,20 +34,32 @@ DIALECT = Dialect(
             Choice(
                 "attention",
                 (
-                    Option(
-                        "split",
-                        rule(BLOCK + "attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
-                    ),
+                    # The author's code splits them where it norms within the branches, and there only.
                     Option(
                         "fused",
                         rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
-                        only={"mlp": ("SwiGLU",)},
+                        without=_SUB_LN,
+                    ),
+                    Option(
+                        "split",
+                        rule(BLOCK + "attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
                     ),
                 ),
             ),
             Choice(
                 "mlp",
                 (
+                    # xformers' SwiGLU, which holds both as one: the tiny and small networks.
+                    Option(
+                        "packed",
+                        (
+                            *rule(BLOCK + "mlp.w12.weight: (* m) d", "blocks.{i}.mlp.{gate,up}.weight: m d"),
+                            *rule(BLOCK + "mlp.w12.bias: (* m)", "blocks.{i}.mlp.{gate,up}.bias: m"),
+                            *linear(BLOCK + "mlp.w3", "blocks.{i}.mlp.down", "d m"),
+                        ),
+                        without=_SUB_LN,
+                        implies={"activation": "silu"},
+                    ),
                     Option(
                         "SwiGLU",
                         (
@@ -63,8 +77,8 @@ DIALECT = Dialect(
                             *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
                             *norm(BLOCK + "mlp.ffn_ln", "blocks.{i}.mlp.norm", "m", optional=True),
                         ),
-                        only={"attention": ("split",)},
                         without=("blocks.{i}.mlp.gate.weight",),
+                        author={"activation": "gelu"},
                     ),
                 ),
             ),
@@ -73,7 +87,15 @@ DIALECT = Dialect(
             BLOCK + "attn.{q_bias,v_bias}: a", "blocks.{i}.attn.{q,v}.bias: a", optional=True, group="qkv_bias", fill=QV
         ),
         *norm(BLOCK + "attn.inner_attn_ln", "blocks.{i}.attn.norm", "a", optional=True),
-        *end(),
+        Choice(
+            "pooling",
+            (
+                Option("token", norm("norm", "norm"), without=("pool.norm.weight",), author={"pooling": "token"}),
+                Option("mean", norm("fc_norm", "pool.norm"), without=("norm.weight",), author={"pooling": "avg"}),
+                Option("none", without=("norm.weight", "pool.norm.weight")),
+            ),
+        ),
+        *linear("head", "head", "o d", optional=True),
     ),
     forbids=(Forbid(r"relative_position", "relative positions beside EVA-02's rotary ones are not carried"),),
     derived={"blocks.{i}.attn.k.bias": "zero"},

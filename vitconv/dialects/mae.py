@@ -46,6 +46,7 @@ DIALECT = first(
                     "none",
                     (*norm("norm", "norm"), *linear("head", "head", "o d", optional=True)),
                     without=("decoder.embed.weight", "pool.norm.weight"),
+                    author={"pooling": "token"},
                 ),
                 Option(
                     "fine-tuned",

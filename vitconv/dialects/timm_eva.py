@@ -14,7 +14,12 @@ DIALECT = Dialect(
     title="timm Eva",
     source="huggingface/pytorch-image-models timm/models/eva.py, 1.0.31",
     library="timm",
-    implies={**PLAIN, "norm_placement": ("pre", "res-post"), "position": (*TABLE, "rope")},
+    implies={
+        **PLAIN,
+        "norm_placement": ("pre", "res-post"),
+        "position": (*TABLE, "rope"),
+        "rope_places": ("separate",),
+    },
     entries=(
         *stem(),
         *norm("norm_pre", "embed.norm", optional=True),

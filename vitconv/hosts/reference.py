@@ -13,7 +13,7 @@ from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import locate, taps_of
 from vitconv.hosts.base.survey import survey
 from vitconv.hosts.base.tap import Tap
-from vitconv.vit.config import config_from_shapes
+from vitconv.vit.config import ViTConfig, config_from_shapes
 from vitconv.vit.model import ViT
 
 TABLE = {
@@ -25,6 +25,8 @@ TABLE = {
     **{part: (part,) for part in ("embed.norm", "trunk_norm", "norm", "pool.norm", "head", "head_dist")},
 }
 
+# 224 pixels in patches of 16.
+_PATCHES = 14
 
 STAGES = stages.Names(
     block=r"stages\.(\d+)\.blocks\.(\d+)",
@@ -69,7 +71,6 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     taps = taps_of(places, head=module.head)
     if module.head is None:
         taps["pool"] = dataclasses.replace(taps["embed"], module=module.pool, side="output")
-    inputs = Inputs("images", (config.channels, *config.image_size)) if config.channels else None
     return Built(
         host="reference",
         model=spec.model,
@@ -78,9 +79,18 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         facts=facts,
         survey=survey(module, places, "softmax"),
         taps=taps,
-        inputs=inputs or Inputs("tokens", (17, config.width)),
+        inputs=_inputs(config),
         run=run,
     )
+
+
+def _inputs(config: ViTConfig) -> Inputs:
+    if not config.channels:
+        return Inputs("tokens", (17, config.width))
+    if config.sized:
+        return Inputs("images", (config.channels, *config.image_size))
+    # Without tables of positions a network takes images of any size; the usual number of patches then.
+    return Inputs("images", (config.channels, *(_PATCHES * side for side in config.patch)))
 
 
 def _describe_stages(module: nn.Module, spec: Spec) -> Built:

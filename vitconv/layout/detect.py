@@ -50,8 +50,8 @@ def detect(
             asked.append((dialect, wanted))
             fits += fitting(dialect, header, wanted, given, facts)
     # What a more general dialect explains as well is called by its name.
-    broad = {m.dialect.name for m in fits}
-    fits = [m for m in fits if m.dialect.under not in broad]
+    broad, under = {m.dialect.name for m in fits}, {d.name: d.under for d, _ in asked}
+    fits = [m for m in fits if broad.isdisjoint(above(m.dialect.name, under))]
     if len(fits) == 1:
         return fits[0]
     if fits:
@@ -66,6 +66,14 @@ def detect(
         if refusal := _refusal(dialect, m, header):
             raise refusal
     raise _unrecognised(header, m, [d for d, _ in asked])
+
+
+def above(name: str, under: Mapping[str, str]) -> list[str]:
+    """Return the more general dialect of a dialect, and that dialect's own, and so on."""
+    out: list[str] = []
+    while (name := under.get(name, "")) and name not in out:
+        out.append(name)
+    return out
 
 
 def _ambiguous(fits: list[Match]) -> Ambiguous:

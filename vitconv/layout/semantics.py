@@ -30,7 +30,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "nearest",
     ),
     # The focused ones are the formulations of vitconv.kernels.focused.variants; focused-linear leaves open which.
+    "attention_precision": ("float64", "float32"),
     "rope_layout": ("half", "interleaved"),
+    "rope_places": ("separate", "min", "max"),
+    "rope_precision": ("float64", "float32", "float32-frequencies", "bfloat16"),
     "attention": (
         "softmax",
         "causal",
@@ -61,7 +64,10 @@ class Semantics:
     channel in the 0..1 range; eps values are those added to the variance. `stage_heads`, `window` and
     `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
     its height where `window_width` says another width. `window_rule` says whose windows they are where codebases part:
-    one window covers just one side of a map, or windows do not tile it.
+    one window covers just one side of a map, or windows do not tile it. `rope_places` is the length that places are
+    divided by: each side of the grid its own, or the shorter or the longer for both. `rope_precision` and
+    `attention_precision` are the dtypes that rotary positions, and logits with their softmax, are computed in, where it
+    is not the stream's: some code rounds there whatever the network is in.
     """
 
     heads: int | None = None
@@ -75,6 +81,7 @@ class Semantics:
     activation: str | None = None
     attention: str | None = None
     attention_scale: float | None = None
+    attention_precision: str | None = None
     kv_normalised: bool | None = None
     pooling: str | None = None
     position: str | None = None
@@ -82,6 +89,8 @@ class Semantics:
     rope_theta: float | None = None
     rope_layout: str | None = None
     rope_reference: tuple[int, int] | None = None
+    rope_places: str | None = None
+    rope_precision: str | None = None
     grid: tuple[int, int] | None = None
     image_size: tuple[int, int] | None = None
     mean: tuple[float, ...] | None = None

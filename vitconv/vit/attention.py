@@ -48,9 +48,9 @@ def form_of(facts: Semantics) -> Form:
 class Attention(nn.Module):
     """Attend per head, then project: out(norm(concat_h softmax(s q_h k_h^T) v_h)).
 
-    q, k and v are h blocks of e consecutive rows each; s is 1/sqrt(e) unless `attention_scale` says
-    otherwise. With query and key norms, q_h and k_h are normalised over e before the product (Dehghani et
-    al., ViT-22B, 2023).
+    q, k and v are h blocks of e consecutive rows each; s is 1/sqrt(e) unless `attention_scale` says otherwise. With
+    `attention_precision` float32 the products and their softmax are computed in that. With query and key norms, q_h and
+    k_h are normalised over e before the product (Dehghani et al., ViT-22B, 2023).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -66,6 +66,7 @@ class Attention(nn.Module):
             for rows in (config.relative, 3)
         )
         self.scale = e**-0.5 if facts.attention_scale is None else facts.attention_scale
+        self.rounded = facts.attention_precision == "float32"
         self.q = nn.Linear(d, a, bias=config.q_bias)
         self.k = nn.Linear(d, a, bias=config.k_bias)
         self.v = nn.Linear(d, a, bias=config.v_bias)
@@ -88,12 +89,13 @@ class Attention(nn.Module):
         v = self._split(self.v(others))
         if turn is not None:
             q, k = turned(q, turn, self.half), turned(k, turn, self.half)
-        logits = (self.scale * q) @ k.transpose(-2, -1)
-        logits = logits if bias is None else logits + bias
+        q = self.scale * q
+        logits = (q.float() @ k.float().transpose(-2, -1)) if self.rounded else q @ k.transpose(-2, -1)
+        logits = logits if bias is None else logits + bias.to(logits)
         if self.causal:
             ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
-        heads = logits.softmax(-1) @ v
+        heads = logits.softmax(-1).to(v) @ v
         return self.out(self.norm(heads.transpose(1, 2).flatten(2)))
 
     def _split(self, x: Tensor) -> Tensor:

@@ -119,6 +119,12 @@ class ViTConfig:
         return side, side
 
     @property
+    def sized(self) -> bool:
+        """Say whether a table or a fact ties the network to one grid; without either it takes images of any size."""
+        facts = self.facts
+        return bool(self.positions or self.rows or self.relative or facts.grid or facts.image_size)
+
+    @property
     def image_size(self) -> tuple[int, int]:
         """Return the image size (height, width) in pixels that fills the grid."""
         return self.grid[0] * self.patch[0], self.grid[1] * self.patch[1]
@@ -142,7 +148,7 @@ _NEEDED = {
     "attention": "the attention mechanism",
     "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
     "pooling": "what is pooled ahead of the head",
-    "position": "how positions enter, since there is no position table",
+    "position": "how positions enter, which no table of them says",
     "rope_layout": "which components of a head a rotary position turns together",
     "rope_reference": "the grid that the places of interleaved rotary positions are numbered in",
     "focusing_factor": "the power of focused linear attention",
@@ -204,7 +210,9 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "final_norm_eps": config.norm or config.pool_norm,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
-        "position": not (config.positions or config.rows or config.relative) and config.channels > 0,
+        # A layout that turns its pairs in one way may also turn none: then a table does not say that it is all.
+        "position": (not (config.positions or config.rows or config.relative) and config.channels > 0)
+        or facts.rope_layout is not None,
         "rope_layout": facts.position == "rope",
         "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved",
         "focusing_factor": facts.attention in FOCUSED,

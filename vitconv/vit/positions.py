@@ -11,13 +11,15 @@ from vitconv.layout.token_buffers import angles, class_index
 from vitconv.vit.config import ViTConfig
 
 Turn = tuple[Tensor, Tensor]
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Rope(nn.Module):
     """Rotary positions of a grid (Su et al., RoFormer, 2021), in the two forms of vision transformers.
 
     half (DINOv3): place i of n is at 2 (i + 1/2) / n - 1; the angle is 2 pi times that over each period, rows first,
-    then columns; a pair is component k and k + e/2. interleaved (EVA-02): place i of n is at i / n times the places of
+    then columns; a pair is component k and k + e/2. With `rope_places` min or max, n is the shorter or the longer side
+    of the grid for both. interleaved (EVA-02): place i of n is at i / n times the places of
     the reference grid; base 10000; a pair is two neighbours.
     """
 
@@ -25,7 +27,9 @@ class Rope(nn.Module):
         super().__init__()
         facts = config.facts
         self.half, self.width = facts.rope_layout == "half", config.head_width
-        self.reference = facts.rope_reference
+        self.reference, self.places = facts.rope_reference, facts.rope_places or "separate"
+        # What the author's code rounds to, whatever the network is in.
+        self.precision = facts.rope_precision
         base = facts.rope_theta or 100.0
         size = config.head_width // 4
         stored = config.periods > 0
@@ -40,15 +44,33 @@ class Rope(nn.Module):
             if periods is None:
                 size = self.width // 4
                 periods = self.base ** (torch.arange(size, dtype=like.dtype, device=like.device) / size)
-            at = [(torch.arange(n, dtype=like.dtype, device=like.device) + 0.5) / n * 2 - 1 for n in grid]
-            rows, columns = torch.meshgrid(*at, indexing="ij")
-            places = torch.stack([rows, columns], -1).reshape(-1, 2, 1)
-            waves = (2 * math.pi * places / periods.to(like.dtype)).flatten(1)
-            waves = torch.cat([waves, waves], -1)
+            waves = (2 * math.pi * self._places(grid, like)).to(like.dtype) / periods.to(like.dtype)
+            waves = torch.cat([waves.flatten(1)] * 2, -1)
+        elif self.precision in ("float32", "float32-frequencies"):
+            waves = self._rounded(grid)
         else:
             side = (self.reference or grid)[0]
             waves = torch.as_tensor(angles(grid, self.width, side), dtype=like.dtype, device=like.device)
-        return waves.cos(), waves.sin()
+        return waves.cos().to(like), waves.sin().to(like)
+
+    def _places(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        """Return the places of a grid from -1 to 1: [n 2 1]."""
+        kind = _DTYPES.get(self.precision or "", like.dtype)
+        over = {"min": (min(grid),) * 2, "max": (max(grid),) * 2}.get(self.places, grid)
+        at = [
+            (torch.arange(n, dtype=kind, device=like.device) + 0.5) / m * 2 - 1 for n, m in zip(grid, over, strict=True)
+        ]
+        return torch.stack(torch.meshgrid(*at, indexing="ij"), -1).reshape(-1, 2, 1)
+
+    def _rounded(self, grid: tuple[int, int]) -> Tensor:
+        """Return the angles as EVA-02's code has them, which takes frequencies in float32: [n e]."""
+        half, side = self.width // 2, (self.reference or grid)[0]
+        kind = torch.float32 if self.precision == "float32" else torch.float64
+        steps = 1.0 / 10000 ** (torch.arange(0, half, 2).float() / half)
+        down, right = ((torch.arange(n).to(kind) / n * side)[:, None].mul(steps).repeat_interleave(2, -1) for n in grid)
+        rows, columns = len(down), len(right)
+        both = down[:, None].expand(rows, columns, half), right[None].expand(rows, columns, half)
+        return torch.cat(both, -1).flatten(0, 1)
 
     def extra_repr(self) -> str:
         """Describe the form in `print(model)`."""
