@@ -132,3 +132,22 @@ def test_position_free_networks_stay_what_they_are(tmp_path: Path) -> None:
     answer, out = convert(save(tmp_path / "s.safetensors", state), "timm", "--plain")
     assert answer.code == 0, answer.text
     assert equal(tensors(out), state)
+
+
+@pytest.mark.parametrize("to", ["timm", "vit-jax"])
+def test_c17_sines_that_code_adds_are_not_left_out(to: str, tmp_path: Path) -> None:
+    """pengzhiliang/MAE-pytorch makes its sinusoid in code: written to a layout without one, every output is another."""
+    state = {k: v for k, v in rand_t().items() if k != "pos_embed"}
+    source, out = save(tmp_path / "s.safetensors", state), tmp_path / "o.safetensors"
+    answer = vitconv("convert", source, out, "--to", to, "--set", "position=sincos", "--set", "heads=4")
+    assert answer.code == 3, answer.text
+    assert "make-position" in answer.err
+    assert not out.exists()
+
+
+def test_c17_a_table_that_is_told_of_and_not_there(tmp_path: Path) -> None:
+    state = {k: v for k, v in rand_t().items() if k != "pos_embed"}
+    source = save(tmp_path / "s.safetensors", state)
+    answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", "timm", "--set", "position=learned")
+    assert answer.code == 2
+    assert "position=learned: there is no table" in answer.err

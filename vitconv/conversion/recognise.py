@@ -213,6 +213,10 @@ def _check_told(wishes: Wishes, match: Match) -> None:
     depth = wishes.axes.get("i")
     if layers and depth not in (None, len(layers)):
         wrong.append(f"axis i={depth}: there are {len(layers)} layers")
+    names = {part for b in match.bound for part in b.parts}
+    whole = "embed.patch.weight" in names
+    if whole and wishes.facts.get("position") == "learned" and not any(n.startswith("embed.pos") for n in names):
+        wrong.append("position=learned: there is no table of positions")
     if wrong:
         raise UsageError(f"what was told does not fit the tensors: {'; '.join(wrong)}")
 

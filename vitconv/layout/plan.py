@@ -98,6 +98,7 @@ def plan(
     _need_all(target, said, facts)
     # Under its own keys a network stays what it is, known or not.
     _need_facts(target, said, facts, unseen=source.dialect.name != target.name)
+    _check_table(target, said, network)
     sizes = _sizes(target, said, network, given)
     # muP starts a network under canonical names, for code that is told its scale.
     if source.dialect.implies:
@@ -209,6 +210,20 @@ def _need_facts(target: Dialect, said: Encoding, facts: Mapping[str, Any], *, un
             f"{target.title} computes {name.replace('_', ' ')} {' or '.join(values)}, and nothing says whether this"
             f" network does; say so with {how}"
         )
+
+
+def _check_table(target: Dialect, said: Encoding, network: Network) -> None:
+    """Refuse sines that the source's code adds without a table, where the target's code adds none."""
+    if target.family != "plain" or not target.implies or network.facts.position != "sincos":
+        return
+    # The embedding of a trunk is elsewhere, and its positions with it.
+    there = "embed.patch.weight" not in network.cells or any(n.startswith("embed.pos") for n in network.cells)
+    if there or {**said.variant.implies, **said.variant.author}.get("position") == "sincos":
+        return
+    raise Refused(
+        f"position is sincos, and there is no table of positions: {target.title} without one adds none;"
+        f" {_REMEDIES['embed.pos']}"
+    )
 
 
 def _check_scale(target: Dialect, heads: int | None, scale: float | None, sizes: Mapping[str, int]) -> None:
