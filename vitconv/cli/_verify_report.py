@@ -51,8 +51,14 @@ def machine(result: Result) -> Report:
 
 
 def junit(result: Result) -> Report:
-    """Return the report for JUnit: a suite per stage, a case per run and per group of taps."""
-    return _report(result, (), cases(result, _headline(result)))
+    """Return the report for JUnit: a suite per stage, a case per run and per group of taps.
+
+    JUnit knows no "undecided": what is not proved to be the same has not passed.
+    """
+    told = _report(result, (), cases(result, _headline(result)))
+    if result.verdict == "same" or told.verdict is None:
+        return told
+    return replace(told, verdict=replace(told.verdict, status="fail"))
 
 
 def save(result: Result, path: Path) -> None:
