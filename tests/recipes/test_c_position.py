@@ -64,7 +64,7 @@ def with_registers(no_embed_class: bool) -> dict[str, torch.Tensor]:
 
 
 def test_c13_registers_without_positions_get_rows_of_zeros_or_the_class_row_is_folded(tmp_path: Path) -> None:
-    """Upstream keeps a class row and no rows for registers: rows of zeros in their place, or no rows but the patches'."""
+    """Upstream keeps a class row and none for registers: rows of zeros in their place, or only the patches'."""
     source = save(tmp_path / "t.safetensors", rand_t())
     canonical = tmp_path / "c.safetensors"
     assert vitconv("convert", source, canonical, "--to", "canonical").code == 0
