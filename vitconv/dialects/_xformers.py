@@ -17,25 +17,66 @@ BLOCK = "{trunk}encoders.{i}."
 _POSE = "{trunk}encoders.0.pose_encoding."
 _PATCH = "{trunk}encoders.0.patch_emb.1"
 
-# The network of the first public report: its own embeddings and head around the factory's blocks.
-WRAPPER = Choice(
-    "wrapper",
-    (
-        Option(
-            "vit",
-            (
-                *rule("cls_token: 1 1 d", "embed.cls: d"),
-                *rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
-                *linear("patch_embed.proj", "embed.patch", "d c p q"),
-                *norm("head.0", "norm"),
-                *linear("head.1", "head", "o d", optional=True),
-            ),
-            bind={"trunk": "backbone.", "final": "trunk_norm"},
-            implies={"pooling": "token"},
-            only={"embedding": ("outside",)},
+_HEAD = (*norm("ln", "norm"), *linear("head", "head", "o d"))
+# nn.LayerNorm as torch makes it.
+_LN = {"final_norm_eps": 1e-5}
+
+
+def _example(name: str, embedding: str, pooling: str) -> Option:
+    """Build the network of examples/cifar_ViT.py (0.0.12) and microViT.py (0.0.11), which the factory embeds."""
+    return Option(
+        name,
+        _HEAD,
+        bind={"trunk": "vit.", "final": "trunk_norm"},
+        implies={"pooling": pooling},
+        only={"embedding": (embedding,)},
+        author=_LN,
+        read_only=True,
+    )
+
+
+def _early_example(name: str, tokens: tuple[Rule, ...], pooling: str) -> Option:
+    """Build the network of examples/microViT.py of 0.0.4 to 0.0.10, which embeds by itself."""
+    return Option(
+        name,
+        (*tokens, *linear("patch_emb", "embed.patch", "d c p q"), *_HEAD),
+        bind={"trunk": "transformer.", "final": "trunk_norm"},
+        implies={"pooling": pooling},
+        only={"embedding": ("outside",)},
+        author=_LN,
+        read_only=True,
+    )
+
+
+EXAMPLES = (_example("example", "class+patches", "token"), _example("example-mean", "patches", "avg"))
+EARLY_EXAMPLES = (
+    _early_example(
+        "early-example",
+        (
+            *rule("clf_token: d", "embed.cls: d"),
+            *rule("pos_emb: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
         ),
-        Option("trunk", bind={"trunk": "", "final": "norm"}),
+        "token",
     ),
+    _early_example("early-example-mean", rule("pos_emb: 1 n d", "embed.pos: n d"), "avg"),
+)
+
+# The network of the first public report: its own embeddings and head around the factory's blocks; and the bare trunk.
+_WRAPPERS = (
+    Option(
+        "vit",
+        (
+            *rule("cls_token: 1 1 d", "embed.cls: d"),
+            *rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
+            *linear("patch_embed.proj", "embed.patch", "d c p q"),
+            *norm("head.0", "norm"),
+            *linear("head.1", "head", "o d", optional=True),
+        ),
+        bind={"trunk": "backbone.", "final": "trunk_norm"},
+        implies={"pooling": "token"},
+        only={"embedding": ("outside",)},
+    ),
+    Option("trunk", bind={"trunk": "", "final": "norm"}),
 )
 
 # The factory embeds from 0.0.11 on, a release that normalises K and V too.
@@ -178,15 +219,20 @@ CANNOT = {
 
 
 def factory(
-    name: str, title: str, releases: str, entries: tuple[Entry, ...], implies: Mapping[str, object] | None = None
+    name: str,
+    title: str,
+    releases: str,
+    entries: tuple[Entry, ...],
+    implies: Mapping[str, object] | None = None,
+    wrappers: tuple[Option, ...] = (),
 ) -> Dialect:
-    """Build the dialect of one epoch from what is its own."""
+    """Build the dialect of one epoch from what is its own; `wrappers` are further networks around the stack."""
     return Dialect(
         name=name,
         title=title,
         source=f"{SOURCE}, {releases}",
         library="xformers",
-        entries=(WRAPPER, EMBEDDING, *BRANCHES, *entries, NORM),
+        entries=(Choice("wrapper", (*_WRAPPERS, *wrappers)), EMBEDDING, *BRANCHES, *entries, NORM),
         implies={"norm_kind": "layernorm", "position": TABLE, **(implies or {})},
         forbids=FORBIDS,
         cannot=CANNOT,

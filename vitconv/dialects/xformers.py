@@ -6,7 +6,7 @@ Without `use_separate_proj_weight` the three weights are one parameter: torch.sa
 save_model once, as `k_proj.weight`.
 """
 
-from vitconv.dialects._xformers import BLOCK, factory, mlp
+from vitconv.dialects._xformers import BLOCK, EXAMPLES, factory, mlp
 from vitconv.layout.rule import Choice, Option, rule, tie
 
 _QKV = BLOCK + "{att}.in_proj_container."
@@ -16,6 +16,7 @@ DIALECT = factory(
     "xformers factory, q, k and v apart",
     "0.0.12 to 0.0.28.post3",
     implies={"kv_normalised": True},
+    wrappers=EXAMPLES,
     entries=(
         Choice(
             "projection",

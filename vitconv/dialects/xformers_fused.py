@@ -7,7 +7,7 @@ Up to 0.0.9 the pre-norm wrapper normalised the input of q only; no key says so,
 0.0.9 do.
 """
 
-from vitconv.dialects._xformers import BLOCK, factory, mlp
+from vitconv.dialects._xformers import BLOCK, EARLY_EXAMPLES, EXAMPLES, factory, mlp
 from vitconv.layout.rule import Alias, Choice, Option, Rule, alias, rule
 
 
@@ -31,6 +31,7 @@ DIALECT = factory(
     "xformers-fused",
     "xformers factory, q, k and v fused",
     "0.0.1 to 0.0.11",
+    wrappers=(*EXAMPLES, *EARLY_EXAMPLES),
     entries=(
         *_att(rule(_QKV + "weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d")),
         *_att(rule(BLOCK + "{att}.proj.weight: d a", "blocks.{i}.attn.out.weight: d a")),
