@@ -130,6 +130,21 @@ def test_b07_per_head_order_is_read_when_it_is_told(tmp_path: Path) -> None:
     assert equal(tensors(out), rand_t())
 
 
+def test_b07_per_head_order_needs_the_head_count(tmp_path: Path) -> None:
+    answer, _ = convert(rand_t(), tmp_path, "--set", "from.qkv=per-head")
+    assert answer.code == 3, answer.text
+    assert "qkv=per-head" in answer.err and "--axis h=" in answer.err
+
+
+def test_heads_that_the_tensors_contradict(tmp_path: Path) -> None:
+    state = rand_t() | {
+        f"blocks.{i}.attn.{x}_norm.{y}": torch.ones(8) for i in range(2) for x in "qk" for y in ("weight", "bias")
+    }
+    answer, _ = convert(state, tmp_path, "--set", "heads=8")
+    assert answer.code == 3, answer.text
+    assert "the tensors have 4 heads" in answer.err
+
+
 @pytest.mark.parametrize("order", ["linear-cpq", "linear-pqc"])
 def test_d07_a_linear_stem_needs_its_order(order: str, tmp_path: Path) -> None:
     state = rand_t()

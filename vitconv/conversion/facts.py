@@ -152,7 +152,8 @@ def proven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
         facts = facts.filled({"grid": (s["rows"], s["columns"])})
     a = s.get("a", 0)
     width = 4 * s["f"] if "f" in s else s.get("e", 0)
-    heads = s.get("h") or (a // width if width and a % width == 0 else None)
+    held = a // width if width and a % width == 0 else None
+    heads = held or s.get("h")
     if heads is None:
         return facts, []
     if facts.heads not in (None, heads):

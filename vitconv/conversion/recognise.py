@@ -294,7 +294,9 @@ def _read(
     try:
         return reading, _detect(reading, dialects.every(), lambda _: [], choices, wishes, facts)
     except (NotRecognised, Refused) as e:
-        raise type(e)(f"{e}{factors(reading.tensors)}{without(branch, reading)}") from e
+        # A size that the caller can tell makes it an open question, and no other kind of file.
+        kind = Ambiguous if "say one with --axis" in str(e) else type(e)
+        raise kind(f"{e}{factors(reading.tensors)}{without(branch, reading)}") from e
 
 
 def _largest(found: list[Branch]) -> list[Branch]:
@@ -314,6 +316,10 @@ def _detect(
     facts: Semantics,
 ) -> Match:
     shapes = {k: t.shape for k, t in reading.tensors.items()}
+    # A choice that was told is one of the layout that is meant.
+    having = [d for d in dialects if wishes.choices.keys() <= {c.name for c in d.choices}]
+    if wishes.choices and having:
+        dialects, special = having, lambda _: []
     told: dict[str, Any] = {"special": special, "choices": choices, "facts": facts.known()}
     try:
         return detect(shapes, dialects, given=wishes.axes, **told)

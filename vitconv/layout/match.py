@@ -178,7 +178,11 @@ def closest(
         header: names and shapes of the file.
         given: axis sizes told by the user.
     """
-    variants = [v for dialect, wanted in asked for v in header.settled(dialect).variants if v.agrees(wanted)]
+    variants: list[Variant] = []
+    for dialect, wanted in asked:
+        own = [v for v in header.settled(dialect).variants if v.agrees(wanted)]
+        # An option that only files have, and that was told.
+        variants += own or [v for v in dialect.foreign if wanted and v.agrees(wanted)]
     order = sorted((_at_least(v, header), j) for j, v in enumerate(variants))
     tried: list[Match] = []
     for least, j in order:
