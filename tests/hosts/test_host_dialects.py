@@ -43,6 +43,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm, registers": ("timm", "vit_betwixt_patch16_reg1_gap_256", {"depth": 1}),
     "timm, distilled": ("timm", "deit_tiny_distilled_patch16_224", {"depth": 1}),
     "timm, norm before the blocks": ("timm", "vit_base_patch32_clip_224", SMALL_TIMM),
+    "timm, NaFlex": ("timm", "naflexvit_base_patch16_gap", {"depth": 1, "embed_dim": 32, "num_heads": 4}),
+    "timm, NaFlex, positions of rows and columns": (
+        "timm",
+        "naflexvit_base_patch16_parfac_gap",
+        {"depth": 1, "embed_dim": 32, "num_heads": 4},
+    ),
+    "timm, a classic name as NaFlex": ("timm", "vit_small_patch16_224", {**SMALL_TIMM, "use_naflex": True}),
     "torchvision": (
         "torchvision",
         "VisionTransformer",
@@ -71,8 +78,12 @@ def test_the_state_dict_is_in_the_named_dialect_and_builds_the_reference(case):
         pytest.skip(reason)
     built = host.build(Spec(model, copy.deepcopy(options)))
     state = built.module.state_dict()
+    known = built.facts
+    # The sides of patches that are kept as rows follow from the image and the grid.
+    pair = (known.image_size, known.grid)
+    sides = {x: n // g for x, n, g in zip("pq", *pair, strict=True)} if None not in pair else {}
     match = detect(
-        {k: tuple(v.shape) for k, v in state.items()}, load_all(DIALECTS).values(), facts=built.facts.known()
+        {k: tuple(v.shape) for k, v in state.items()}, load_all(DIALECTS).values(), given=sides, facts=known.known()
     )
     assert match.dialect.name in built.dialects
     assert match.dialect.name in host.dialects

@@ -17,7 +17,14 @@ from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.rotary import proven_by_waves
-from vitconv.conversion.suspicions import check_alike, lost_beside, lost_parts, parts_elsewhere, refuse_shard
+from vitconv.conversion.suspicions import (
+    centred_norms,
+    check_alike,
+    lost_beside,
+    lost_parts,
+    parts_elsewhere,
+    refuse_shard,
+)
 from vitconv.conversion.table_grid import doubtful_grid
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches, loosen
@@ -149,6 +156,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     notes += _headless(known, match)
     notes += lost_parts(match, facts)
     notes += doubtful_grid(match, facts, branch.tensors, checkpoint.read)
+    notes += centred_norms(match, branch.tensors, checkpoint.read)
     aside = _aside(chosen, branch)
     if wishes.branch is None and len(found) > 1:
         notes += _compared(checkpoint, branch, chosen, found)

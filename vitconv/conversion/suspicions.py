@@ -22,6 +22,8 @@ _NONE_BY_DEFAULT = {"torch", "xformers"}
 # A class token; with a distillation token; with four registers.
 _TOKENS = (1, 2, 5)
 _ANCHORS = 8
+# Trained gains lie around one, or well above zero; stored less one they lie around zero.
+_LESS_ONE = 0.25
 _WEIGHT = re.compile(r"(^|\.)(weight|bias)$")
 # Containers of settings and of what was trained on, which may hold tensors too.
 _SETTINGS = frozenset(
@@ -67,6 +69,27 @@ def refuse_shard(match: Match, told: Mapping[str, int]) -> None:
         f"the attention is {a} wide and the network {d}: this looks like one of {d // a} shards of tensor parallelism,"
         f" which are to be joined first; say --axis a={a} if it is whole"
     )
+
+
+def centred_norms(match: Match, stored: Mapping[str, Stored], read: Read) -> list[str]:
+    """Return a warning when the norms' weights lie around zero in a layout whose code may store them less one.
+
+    No key and no shape tells. The weights are read, of these layouts only.
+    """
+    if match.dialect.library not in ("megatron", "transformer_engine"):
+        return []
+    from vitconv.layout.arith import to_float
+    from vitconv.layout.canonical import role_of
+
+    norms = [b.key for b in match.bound if len(b.parts) == 1 and role_of(b.parts[0]) == "norm.weight"]
+    means = sorted(
+        float(to_float(read(t), t.dtype, t.shape).mean()) for key in norms if (t := stored[key]).dtype in FLOATS
+    )
+    middle = means[len(means) // 2] if means else 1.0
+    if middle >= _LESS_ONE:
+        return []
+    told = f"the weights of the norms lie around {middle:.2g}: stored less one (layernorm_zero_centered_gamma)?"
+    return [f"warning: {told} --edit add-one-to-norms puts it back"]
 
 
 def _values(value: object) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vitconv.conversion.candidates import Candidates
 from vitconv.errors import NotRecognised, Refused
 from vitconv.layout.detect import detect
+from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match, collapse
 from vitconv.layout.network import Network, decode
 from vitconv.layout.recipe import tiles
@@ -164,7 +166,7 @@ def bridge_of(
         inside = {k.removeprefix(prefix): t for k, t in tensors.items()}
         try:
             shapes = {k: tuple(t.shape) for k, t in inside.items()}
-            match = detect(shapes, named, choices=choices, given=axes, facts=known.known())
+            match = _match(shapes, named, known, choices, axes)
             break
         except NotRecognised:
             more = _common(inside)
@@ -175,6 +177,24 @@ def bridge_of(
     bridge = Bridge(match, network, prefix)
     _covered(bridge, inside)
     return bridge
+
+
+def _match(
+    shapes: Mapping[str, tuple[int, ...]],
+    dialects: Iterable[Dialect],
+    known: Semantics,
+    choices: Mapping[str, str] | None,
+    axes: Mapping[str, int] | None,
+) -> Match:
+    """Detect a state dict; the sides of patches that are kept as rows follow from the image and the grid."""
+    told: dict[str, Any] = {"choices": choices, "facts": known.known()}
+    try:
+        return detect(shapes, dialects, given=axes, **told)
+    except NotRecognised:
+        if not known.image_size or not known.grid or {"p", "q"} & set(axes or ()):
+            raise
+        sides = {x: n // g for x, n, g in zip("pq", known.image_size, known.grid, strict=True)}
+        return detect(shapes, dialects, given={**(axes or {}), **sides}, **told)
 
 
 def _common(keys: Iterable[str]) -> str:

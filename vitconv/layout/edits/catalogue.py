@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitconv.errors import UsageError
+from vitconv.layout.edits.add_one import ADD_ONE
 from vitconv.layout.edits.cast import CAST
 from vitconv.layout.edits.channels import CHANGE_CHANNELS
 from vitconv.layout.edits.classes import CHANGE_CLASSES
@@ -36,6 +37,7 @@ EDITS: Mapping[str, Edit] = {
         MAKE_POSITION,
         FOLD_LAYER_SCALE,
         FOLD_DEEPNORM,
+        ADD_ONE,
         RESIZE_POSITION,
         RESIZE_PATCH,
         CHANGE_CHANNELS,
