@@ -136,6 +136,17 @@ def test_b07_per_head_order_needs_the_head_count(tmp_path: Path) -> None:
     assert "qkv=per-head" in answer.err and "--axis h=" in answer.err
 
 
+def test_a_choice_that_several_layouts_have_keeps_all_of_them(tmp_path: Path) -> None:
+    """A network of timm's Eva, and a choice that timm's VisionTransformer has too, which does not fit."""
+    state = rand_t()
+    for i in range(2):
+        q, _, v = state.pop(f"blocks.{i}.attn.qkv.bias").chunk(3)
+        state |= {f"blocks.{i}.attn.q_bias": q.clone(), f"blocks.{i}.attn.v_bias": v.clone()}
+    answer, _ = convert(state, tmp_path, "--set", "from.position=class+patches")
+    assert answer.code == 0, answer.text
+    assert "timm-eva" in answer.out
+
+
 def test_heads_that_the_tensors_contradict(tmp_path: Path) -> None:
     state = rand_t() | {
         f"blocks.{i}.attn.{x}_norm.{y}": torch.ones(8) for i in range(2) for x in "qk" for y in ("weight", "bias")

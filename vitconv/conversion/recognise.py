@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -315,6 +315,10 @@ def _largest(found: list[Branch]) -> list[Branch]:
     return [reading for paths, reading in held.items() if not any(paths < more for more in held)]
 
 
+def _with_choices(dialects: Iterable[Dialect], told: Mapping[str, str]) -> list[Dialect]:
+    return [d for d in dialects if told.keys() <= {c.name for c in d.choices}]
+
+
 def _detect(
     reading: Branch,
     dialects: Iterable[Dialect],
@@ -324,10 +328,14 @@ def _detect(
     facts: Semantics,
 ) -> Match:
     shapes = {k: t.shape for k, t in reading.tensors.items()}
+    dialects = list(dialects)
     # A choice that was told is one of the layout that is meant.
-    having = [d for d in dialects if wishes.choices.keys() <= {c.name for c in d.choices}]
-    if wishes.choices and having:
-        dialects, special = having, lambda _: []
+    if wishes.choices and (having := _with_choices(dialects, wishes.choices)):
+        every, dialects = special, having
+
+        def special(names: Collection[str]) -> list[Dialect]:
+            return _with_choices(every(names), wishes.choices)
+
     told: dict[str, Any] = {"special": special, "choices": choices, "facts": facts.known()}
     try:
         return detect(shapes, dialects, given=wishes.axes, **told)
