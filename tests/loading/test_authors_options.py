@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ import vitconv
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.recognise import recognise
 from vitconv.conversion.translate import translate
-from vitconv.errors import Refused
+from vitconv.errors import Refused, VitconvError
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "golden"
 HEADS = {"heads": 2}
@@ -39,6 +40,10 @@ CASES: dict[str, dict[str, Any]] = {
     "beit/beit-author-shared": {"grid": (4, 6)},
     "deit/deit-3-plain": HEADS,
     "mae/mae-fine-tuned": HEADS,
+    # No table in the file: it is made anew for every image.
+    "npz/big-vision-sincos": {},
+    "npz/big-vision-token": {},
+    "npz/big-vision-gap": {},
 }
 
 
@@ -46,8 +51,20 @@ def near(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max() / b.abs().max())
 
 
+def dialect_of(name: str) -> str:
+    return "big-vision" if name.startswith("npz/") else name.split("/")[0]
+
+
 def loaded(name: str, facts: dict[str, Any]) -> torch.nn.Module:
-    return vitconv.load(FOLDER / f"{name}.pth", "reference", from_=name.split("/")[0], facts=facts)
+    path = FOLDER / f"{name}{'.npz' if name.startswith('npz/') else '.pth'}"
+    return vitconv.load(path, "reference", from_=dialect_of(name), facts=facts)
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    if name.startswith("npz/"):
+        return {k: torch.from_numpy(v) for k, v in np.load(FOLDER / f"{name}.npz").items()}
+    state: dict[str, Tensor] = torch.load(FOLDER / f"{name}.pth", weights_only=True)
+    return state
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,11 +81,12 @@ def test_the_author_s_numbers(name: str) -> None:
     assert near(x.grad, trace["grad.input"]) < 10 * close
     if "chunked" in name:
         return
-    state = torch.load(FOLDER / f"{name}.pth", weights_only=True)
     grads = {
-        k: trace.get(f"grad.{k}", torch.full_like(v, torch.nan)) for k, v in state.items() if v.is_floating_point()
+        k: trace.get(f"grad.{k}", torch.full_like(v, torch.nan))
+        for k, v in weights(name).items()
+        if v.is_floating_point()
     }
-    moved = translate(grads, name.split("/")[0], "canonical", "gradients")
+    moved = translate(grads, dialect_of(name), "canonical", "gradients")
     found = {k: p.grad for k, p in module.named_parameters() if p.grad is not None}
     scale = max(float(g.abs().max()) for g in found.values())
     off = {k: float((g - moved[k]).abs().max()) / scale for k, g in found.items() if not moved[k].isnan().any()}
@@ -85,8 +103,10 @@ def test_the_author_s_numbers(name: str) -> None:
         ("eva/eva-02-packed", {"attention_precision": "float32"}, 1e-10),
         ("beit/beit-author-absolute", {"pooling": "avg"}, 1e-3),
         ("mae/mae-fine-tuned", {"norm_eps": 1e-5}, 1e-9),
+        ("npz/big-vision-sincos", {"sincos_rule": "mae"}, 1e-3),
+        ("npz/big-vision-sincos", {"position": "none"}, 1e-3),
     ],
-    ids=["places", "precision", "pooling", "logits", "other-pooling", "eps"],
+    ids=["places", "precision", "pooling", "logits", "other-pooling", "eps", "sines", "no-sines"],
 )
 def test_a_wrong_fact_is_no_rounding(name: str, fault: dict[str, Any], by: float) -> None:
     trace = load_file(FOLDER / f"{name}.trace.safetensors")
@@ -107,6 +127,19 @@ def test_places_by_the_longer_side_have_no_place_in_transformers() -> None:
     state = torch.load(FOLDER / "dinov3" / "dinov3-places.pth", weights_only=True)
     with pytest.raises(Refused, match="rope places: max here"):
         translate(state, "dinov3", "hf-dinov3-5", facts={"rope_places": "max"})
+
+
+def test_positions_that_no_table_holds_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    state = torch.load(FOLDER / "dino" / "dino-tiny.pth", weights_only=True)
+    path = tmp_path / "bare.pth"
+    torch.save({k: v for k, v in state.items() if k != "pos_embed"}, path)
+    facts = {**HEADS, "norm_placement": "pre", "norm_eps": 1e-6, "final_norm_eps": 1e-6, "embed_norm_eps": 1e-6}
+    facts |= {"kv_normalised": True, "activation": "gelu", "attention": "softmax", "pooling": "token"}
+    with pytest.raises(Refused, match="sincos_rule"):
+        vitconv.load(path, "reference", from_="timm", facts={**facts, "position": "sincos"})
+    with pytest.raises(VitconvError, match="no table of positions"):
+        vitconv.load(path, "reference", from_="timm", facts={**facts, "position": "learned"})
+    assert vitconv.load(path, "reference", from_="timm", facts={**facts, "position": "none"})
 
 
 def test_waves_that_a_file_of_eva_lacks_are_asked_about(tmp_path: Path) -> None:

@@ -20,12 +20,18 @@ DIALECT = Dialect(
     implies=PLAIN,
     author=AUTHOR,
     entries=(
-        *rule("cls: 1 1 d", "embed.cls: d", optional=True),
+        Choice(
+            "tokens",
+            (
+                Option("patches", without=("embed.cls",), author={"pooling": "avg"}),
+                Option("class", rule("cls: 1 1 d", "embed.cls: d"), author={"pooling": "token"}),
+            ),
+        ),
         Choice(
             "position",
             (
                 Option("learned", rule("pos_embedding: 1 n d", "embed.pos: n d"), only={"embedding": ("conv",)}),
-                Option("none", without=("embed.pos",), author={"position": "sincos"}),
+                Option("none", without=("embed.pos",), author={"position": "sincos", "sincos_rule": "big-vision"}),
                 # NaFlex keeps the table as a grid and the patches as rows.
                 Option(
                     "grid",
@@ -72,7 +78,10 @@ DIALECT = Dialect(
             "head",
             (
                 Option("head", dense("head", "head", "o d", optional=True), without=("pool.dense.weight",)),
-                Option("pre_logits", (*dense("pre_logits", "pool.dense", "d2 d"), *dense("head", "head", "o d2"))),
+                Option(
+                    "pre_logits",
+                    (*dense("pre_logits", "pool.dense", "d2 d"), *dense("head", "head", "o d2", optional=True)),
+                ),
             ),
         ),
     ),

@@ -48,7 +48,10 @@ DIALECT = Dialect(
             "head",
             (
                 Option("head", dense("head", "head", "o d", optional=True), without=("pool.dense.weight",)),
-                Option("pre_logits", (*dense("pre_logits", "pool.dense", "d2 d"), *dense("head", "head", "o d2"))),
+                Option(
+                    "pre_logits",
+                    (*dense("pre_logits", "pool.dense", "d2 d"), *dense("head", "head", "o d2", optional=True)),
+                ),
             ),
         ),
     ),

@@ -21,7 +21,13 @@ DIALECT = Dialect(
     source="lucidrains/vit-pytorch vit_pytorch/simple_vit.py, 0.40.2 to 1.26.14",
     library="vit_pytorch",
     implies=PLAIN | {"position": "sincos", "pooling": "avg"},
-    author={"norm_eps": 1e-5, "final_norm_eps": 1e-5, "embed_norm_eps": 1e-5, "activation": "gelu"},
+    author={
+        "norm_eps": 1e-5,
+        "final_norm_eps": 1e-5,
+        "embed_norm_eps": 1e-5,
+        "activation": "gelu",
+        "sincos_rule": "big-vision",
+    },
     entries=(
         *rule("register_tokens: r d", "embed.reg: r d", optional=True),
         Choice(

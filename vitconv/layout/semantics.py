@@ -19,6 +19,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
     "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "none"),
     "position": ("learned", "sincos", "rope", "relative", "none"),
+    # The tables that vitconv.layout.sincos makes.
+    "sincos_rule": ("mae", "moco-v3", "big-vision"),
     "position_resize": (
         "bicubic",
         "bicubic-antialias",
@@ -64,10 +66,11 @@ class Semantics:
     channel in the 0..1 range; eps values are those added to the variance. `stage_heads`, `window` and
     `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
     its height where `window_width` says another width. `window_rule` says whose windows they are where codebases part:
-    one window covers just one side of a map, or windows do not tile it. `rope_places` is the length that places are
-    divided by: each side of the grid its own, or the shorter or the longer for both. `rope_precision` and
-    `attention_precision` are the dtypes that rotary positions, and logits with their softmax, are computed in, where it
-    is not the stream's: some code rounds there whatever the network is in.
+    one window covers just one side of a map, or windows do not tile it. `sincos_rule` says which sines and cosines a
+    network adds that stores no table of them. `rope_places` is the length that places are divided by: each side of the
+    grid its own, or the shorter or the longer for both. `rope_precision` and `attention_precision` are the dtypes that
+    rotary positions, and logits with their softmax, are computed in, where it is not the stream's: some code rounds
+    there whatever the network is in.
     """
 
     heads: int | None = None
@@ -86,6 +89,7 @@ class Semantics:
     pooling: str | None = None
     position: str | None = None
     position_resize: str | None = None
+    sincos_rule: str | None = None
     rope_theta: float | None = None
     rope_layout: str | None = None
     rope_reference: tuple[int, int] | None = None

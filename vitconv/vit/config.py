@@ -119,10 +119,15 @@ class ViTConfig:
         return side, side
 
     @property
+    def tabled(self) -> bool:
+        """Say whether there is a table of absolute positions."""
+        return bool(self.positions or self.rows)
+
+    @property
     def sized(self) -> bool:
         """Say whether a table or a fact ties the network to one grid; without either it takes images of any size."""
         facts = self.facts
-        return bool(self.positions or self.rows or self.relative or facts.grid or facts.image_size)
+        return bool(self.tabled or self.relative or facts.grid or facts.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -149,6 +154,7 @@ _NEEDED = {
     "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
     "pooling": "what is pooled ahead of the head",
     "position": "how positions enter, which no table of them says",
+    "sincos_rule": "which sines and cosines the positions are, since there is no table of them",
     "rope_layout": "which components of a head a rotary position turns together",
     "rope_reference": "the grid that the places of interleaved rotary positions are numbered in",
     "focusing_factor": "the power of focused linear attention",
@@ -157,7 +163,8 @@ _EXAMPLE = {
     "heads": "12", "norm_placement": "pre", "residual_alpha": "2.2134", "norm_kind": "layernorm",
     "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
     "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
-    "position": "none", "focusing_factor": "3", "rope_layout": "half", "rope_reference": "16x16",
+    "position": "none", "sincos_rule": "big-vision", "focusing_factor": "3",
+    "rope_layout": "half", "rope_reference": "16x16",
 }  # fmt: skip
 
 
@@ -211,8 +218,8 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
         # A layout that turns its pairs in one way may also turn none: then a table does not say that it is all.
-        "position": (not (config.positions or config.rows or config.relative) and config.channels > 0)
-        or facts.rope_layout is not None,
+        "position": (not (config.tabled or config.relative) and config.channels > 0) or facts.rope_layout is not None,
+        "sincos_rule": facts.position == "sincos" and not config.tabled and config.channels > 0,
         "rope_layout": facts.position == "rope",
         "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved",
         "focusing_factor": facts.attention in FOCUSED,
@@ -237,6 +244,8 @@ def _check_computable(config: ViTConfig) -> None:
         wrong.append(f"attention={facts.attention}: the reference computes softmax, causal and the named focused ones")
     if facts.attention in FOCUSED and (config.qk_norm or config.attn_norm):
         wrong.append(f"attention={facts.attention} has no norms of queries, keys or heads")
+    if facts.position == "learned" and not config.tabled and config.channels:
+        wrong.append("position=learned, but there is no table of positions")
     if facts.position == "relative" and not config.relative:
         wrong.append("position=relative, but there is no table of relative positions")
     if config.relative and not (config.cls and config.prefix == 1):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitconv.errors import UsageError
+from vitconv.layout.sincos import sincos
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.norm import Norm
 
@@ -52,6 +53,9 @@ class Embed(nn.Module):
         self.pos_y, self.pos_x = (row(n > 0, n, d) for n in (config.rows, config.columns))
         eps = facts.embed_norm_eps or 0.0
         self.pixel_norm = PixelNorm((c, *config.patch), eps) if config.pixel_norm else None
+        # Made anew for every image, as the codebases do that store none.
+        made = facts.position == "sincos" and not self.positions
+        self.made, self.sides = facts.sincos_rule if made else None, config.patch
         self.patch_norm = Norm(d, eps, facts.norm_kind or "layernorm", config.norm_bias) if config.patch_norm else None
         self.patch = nn.Conv2d(c, d, config.patch, config.patch, bias=config.patch_bias) if c else None
         kind = facts.norm_kind or "layernorm"
@@ -88,6 +92,9 @@ class Embed(nn.Module):
             x = torch.where(masked.unsqueeze(-1), self.mask, x)
         if self.pos is not None:
             x = x + self.pos
+        if self.made is not None and self.patch is not None:
+            grid = (images.shape[2] // self.sides[0], images.shape[3] // self.sides[1])
+            x = x + torch.as_tensor(sincos(self.made, grid, x.shape[-1])).to(x)
         if self.pos_y is not None and self.pos_x is not None:
             x = x + (self.pos_y[:, None] + self.pos_x).flatten(0, 1)
         prefix = [
