@@ -195,7 +195,7 @@ def test_there_and_back(forge: SimpleNamespace, a: str, b: str) -> None:
             # The target has no place for a tensor, or asks for one that is lacking: said by name.
             assert re.search(r"has no place for \S|lacking: \S", said)
             continue
-        back = translate(there, b, a, facts=case.facts)
+        back = translate(there, b, a, facts=case.facts, choices=case.choices)
         assert same(bare(back), bare(case.file))
         exact += 1
         if exact == 2:

@@ -149,3 +149,37 @@ def test_f13_a_file_of_mae_is_none_of_these(tmp_path: Path, claimed: str) -> Non
     assert answer.code in (1, 3)
     assert answer.err.startswith("error: ")
     assert not out.exists()
+
+
+def test_f05_a_dense_backbone_of_microsofts_names_is_read_and_written_on_request(tmp_path: Path) -> None:
+    """The last norm of classification is the last of a backbone's own, as mmsegmentation's Swin has them."""
+    state = {k: v for k, v in swin((16, 16), 2).state_dict().items() if not k.startswith("head.")}
+    source, dense, back = (tmp_path / f"{name}.safetensors" for name in ("s", "dense", "back"))
+    save(source, state)
+    told = ("--set", "image_size=16", "--set", "model=dense")
+    answer = vitconv("convert", source, dense, "--to", "swin", *told)
+    assert answer.code == 0, answer.text
+    assert torch.equal(tensors(dense)["norm1.weight"], state["norm.weight"])
+    assert sorted(k for k in tensors(dense) if k.startswith("norm")) == ["norm1.bias", "norm1.weight"]
+    backbone = {f"backbone.{k}": v for k, v in tensors(dense).items()}
+    head = {"decode_head.conv_seg.weight": torch.randn(5, 16, 1, 1)}
+    more = {"backbone.norm0.weight": torch.randn(8), "backbone.norm0.bias": torch.randn(8)}
+    published = save(tmp_path / "published.pth", {"state_dict": {**backbone, **head, **more}})
+    answer = vitconv("convert", published, back, "--to", "timm-swin")
+    assert answer.code == 1
+    assert "closest: swin (model=dense)" in answer.err
+    assert "norm0.weight" in answer.err
+    answer = vitconv("convert", published, back, "--to", "timm-swin", "--drop", "norm0.*", "--drop", "decode_head.*")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(back), state)
+
+
+def test_f05_a_classifier_has_no_place_in_a_dense_backbone(tmp_path: Path) -> None:
+    source = save(tmp_path / "s.safetensors", swin((16, 16), 2).state_dict())
+    told = ("--set", "image_size=16", "--set", "model=dense")
+    answer = vitconv("convert", source, tmp_path / "o.safetensors", "--to", "swin", *told)
+    assert answer.code == 3
+    assert "head.weight" in answer.err
+    plain = tmp_path / "plain.safetensors"
+    assert vitconv("convert", source, plain, "--to", "swin", "--set", "image_size=16").code == 0
+    assert "norm.weight" in tensors(plain)

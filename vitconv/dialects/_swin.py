@@ -103,10 +103,26 @@ def cannot(v2: bool, **more: str) -> dict[str, str]:
 
 
 def published(
-    name: str, title: str, source: str, library: str, *, v2: bool, merge: str, head: str, own: bool
+    name: str,
+    title: str,
+    source: str,
+    library: str,
+    *,
+    v2: bool,
+    merge: str,
+    head: str,
+    own: bool,
+    dense: bool = False,
 ) -> Dialect:
-    """Build the names of Microsoft, which timm took over; `own` buffers are in the file."""
+    """Build the names of Microsoft, which timm took over; `own` buffers are in the file.
+
+    With `dense` the last norm may be that of a backbone for dense prediction, which has one for each stage it gives.
+    """
     at = "layers.{s}.blocks.{i}."
+    end: tuple[Entry, ...] = (*norm("norm", "norm", "last"), *linear(head, "head", "o last", optional=True))
+    if dense:
+        backbone = Option("dense", norm("norm{l}", "norm", "last"), without=("head.weight",), read_only=True)
+        end = (Choice("model", (Option("classification", end), backbone)),)
     return Dialect(
         name=name,
         title=title,
@@ -128,8 +144,7 @@ def published(
             *linear(at + "mlp.fc1", B + "mlp.up", "m d"),
             *linear(at + "mlp.fc2", B + "mlp.down", "d m"),
             *merging(merge, v2),
-            *norm("norm", "norm", "last"),
-            *linear(head, "head", "o last", optional=True),
+            *end,
         ),
         derived={KEY_BIAS: "zero"} if v2 else {},
         cannot=cannot(v2, **({} if own else {r"^embed\.pos$": "an absolute position table"}), **MASK),
