@@ -77,7 +77,7 @@ def test_the_first_variant_needs_no_help(forge: SimpleNamespace, dialect: Dialec
         case = forge.networks(Random(seed), dialect.variants[0])
         shapes = {k: v.shape for k, v in case.file.items()}
         alike = {*above(dialect)}
-        others = [d for d in ALL.values() if d is dialect or alike.isdisjoint((d.name, d.under))]
+        others = [d for d in ALL.values() if d is dialect or alike.isdisjoint((d.name, *above(d)))]
         assert detect(shapes, others, given=forge.heads(case)).variant is dialect.variants[0]
 
 
