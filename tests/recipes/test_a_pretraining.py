@@ -53,7 +53,8 @@ def test_a_mask_token_is_named_and_lost_only_with_consent(name: str, prefix: str
     source = save(tmp_path / "s.pth", {"model": state})
     answer, written = to_timm(source)
     assert answer.code == 3 and written is None
-    assert name in answer.err and "--drop" in answer.err
+    # BEiT has a place for one of them.
+    assert (name in answer.err or "embed.mask" in answer.err) and "--drop" in answer.err
     answer, written = to_timm(source, "--drop", name, *(("--drop", "decoder.*") if prefix else ()))
     assert answer.code == 0, answer.text
     assert equal(written, network)

@@ -111,27 +111,26 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
     standing = beside.standing(home)
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
     check_apart(Path(prepared.source.checkpoint.path), inputs, home, standing if folder else ())
-    outs = named(outputs(p, sources), prepared)
+    outs = named(outputs(p, sources, reuse=True), prepared)
     if not order.keep_order:
         outs = file_order(outs)
-    with _folder_made(folder):
+    # What is kept in the folder itself comes and goes with it.
+    inside = folder is not None and order.residue is not None and order.residue.parent == folder
+    with _folder_made(folder if inside else None):
         residue = residue_of(prepared, inputs)
-    metadata = metadata_of(prepared, residue)
-    if folder is not None and order.shard_bytes is not None:
-        files = write_sharded(
-            folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
-        )
-    else:
-        reflink = prepared.source.checkpoint if order.keep_order else None
-        with _folder_made(folder):
-            write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
-        files = [file]
+        metadata = metadata_of(prepared, residue)
+        try:
+            files = _weights(prepared, file, folder, outs, metadata, inputs, progress)
+        except BaseException:
+            if inside and residue is not None:
+                residue.unlink(missing_ok=True)
+            raise
     # A folder is ours, its configuration too; beside a single file lies what belongs to others.
     configs = beside.write(home, () if folder else standing)
     if order.prove:
         from vitconv.conversion.reread import reread
 
-        reread(folder if len(files) > 1 and folder else files[0], outs, p)
+        reread(folder if len(files) > 1 and folder else files[0], named(outputs(p, sources), prepared), p)
     said = [
         *swept,
         *sums,
@@ -149,6 +148,26 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         said += [f"{name} was in {folder} before: see that it describes this network" for name in others_in(folder)]
     nbytes = sum(o.nbytes for o in outs)
     return Done(tuple(files), nbytes, prepared.elements, configs, tuple(said), order.prove, residue)
+
+
+def _weights(
+    prepared: Prepared,
+    file: Path,
+    folder: Path | None,
+    outs: list[Out],
+    metadata: dict[str, str],
+    inputs: list[Path],
+    progress: Progress | None,
+) -> list[Path]:
+    order = prepared.order
+    if folder is not None and order.shard_bytes is not None:
+        return write_sharded(
+            folder, outs, metadata, order.shard_bytes, progress=progress, inputs=inputs, durable=order.sync
+        )
+    reflink = prepared.source.checkpoint if order.keep_order else None
+    with _folder_made(folder):
+        write_file(file, outs, metadata, reflink_from=reflink, progress=progress, inputs=inputs, durable=order.sync)
+    return [file]
 
 
 def check_values(p: Plan, sources: Sources) -> list[str]:

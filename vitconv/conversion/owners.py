@@ -30,6 +30,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 # What only training uses, and the file that keeps it in a folder for a library that has no place for it.
 _TRAINING = re.compile(r"(embed\.mask$|decoder\.|mim\.)")
 TRAINING_FILE = "training.safetensors"
+# What a layout is chosen for, when none is named.
+_OWN: Mapping[str, str] = {"beit": "rel_pos"}
 
 
 def first(
@@ -49,6 +51,9 @@ def first(
             found = prepare(src, replace(order, to=name))
         except Refused as error:
             reasons[name] = error
+            continue
+        if reasons and not _fits(found, name):
+            found.close()
             continue
         source = found.source.match.dialect
         own = source.name.removesuffix("-5")
@@ -78,13 +83,16 @@ def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Seq
         except Refused:
             continue
         kept = tuple(c.name for c in found.plan.residue)
-        if kept and all(_TRAINING.match(name) for name in kept):
-            said = f"{file} keeps what only training uses: {', '.join(_briefly(kept))}; --restore puts it back"
+        if kept and all(_TRAINING.match(n) for n in kept) and _fits(found, name):
+            briefly = dict.fromkeys(n if n.startswith("embed.") else f"{n.partition('.')[0]}.*" for n in kept)
+            said = f"{file} keeps what only training uses: {', '.join(briefly)}; --restore puts it back"
             # A text tower is left aside as ever, not kept.
             return replace(found, source=replace(found.source, aside=()), notes=(*found.notes, said))
         found.close()
     return None
 
 
-def _briefly(names: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(name if name.startswith("embed.") else f"{name.partition('.')[0]}.*" for name in names))
+def _fits(found: Prepared, name: str) -> bool:
+    """Say whether a network has what a layout is for: those that hold more than a library's class are for no others."""
+    own = _OWN.get(name)
+    return own is None or any(own in cell for cell in found.plan.network.cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,10 +34,14 @@ class Sources:
         checkpoint, stored = self.where[name]
         return checkpoint.segment(stored)
 
-    def read(self, name: str) -> memoryview:
-        """Return the C-contiguous bytes of a tensor."""
+    def read(self, name: str, memory: memoryview | None = None) -> memoryview:
+        """Return the C-contiguous bytes of a tensor, in `memory` where they lie in the file as they are."""
         checkpoint, stored = self.where[name]
-        return checkpoint.read(stored)
+        return checkpoint.read(stored) if memory is None else checkpoint.read_into(stored, memory)
+
+    def nbytes(self, name: str) -> int:
+        """Return how many bytes a tensor has."""
+        return self.where[name][1].nbytes
 
     def read_span(self, name: str, first: int, last: int) -> bytes:
         """Return the bytes of elements first..last of the C-contiguous tensor, reading no others of a plain file."""
@@ -48,18 +53,37 @@ class Sources:
         return self.where[name][1].itemsize
 
 
-def outputs(plan: Plan, sources: Sources) -> list[Out]:
-    """Return one output per target of the plan, in its order; data are read when their turn to be written comes."""
-    return [Out(t.key, t.dtype, t.shape, _chunks(plan, t, sources)) for t in plan.targets]
+class Scratch:
+    """Memory that one tensor after the other is gathered in: fresh memory comes page by page, which takes as long."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, memoryview] = {}
+
+    def bytes(self, place: int, nbytes: int) -> memoryview:
+        """Return `nbytes` of the memory of one place, whatever they hold."""
+        if len(self._held.get(place, b"")) < nbytes:
+            self._held.pop(place, None)
+            # Page-aligned, as the system gives it.
+            self._held[place] = memoryview(mmap.mmap(-1, nbytes))
+        return self._held[place][:nbytes]
 
 
-def _chunks(plan: Plan, t: Target, sources: Sources) -> Callable[[], Iterator[Chunk]]:
+def outputs(plan: Plan, sources: Sources, *, reuse: bool = False) -> list[Out]:
+    """Return one output per target of the plan, in its order; data are read when their turn to be written comes.
+
+    `reuse`: what an output gives is only good until the next one gives something.
+    """
+    scratch = Scratch() if reuse else None
+    return [Out(t.key, t.dtype, t.shape, _chunks(plan, t, sources, scratch)) for t in plan.targets]
+
+
+def _chunks(plan: Plan, t: Target, sources: Sources, scratch: Scratch | None) -> Callable[[], Iterator[Chunk]]:
     if t.const is not None:
         const = t.const
         return lambda: iter([constant_bytes(const, t.shape, t.dtype)])
     if is_ranges(t, sources):
         return lambda: _ranges(t, sources)
-    return lambda: iter([gathered(plan, t, sources)])
+    return lambda: iter([gathered(plan, t, sources, scratch)])
 
 
 def is_ranges(t: Target, sources: Sources) -> bool:
@@ -92,8 +116,8 @@ def _ranges(t: Target, sources: Sources) -> Iterator[Segment]:
         yield last
 
 
-def gathered(plan: Plan, t: Target, sources: Sources) -> memoryview:
-    """Return the bytes of a target, moved or computed in memory, and proved by moving them back.
+def gathered(plan: Plan, t: Target, sources: Sources, scratch: Scratch | None = None) -> memoryview:
+    """Return the bytes of a target, moved or computed in memory, and proved by comparing them where they came from.
 
     Raises:
         LayoutError: the elements moved back are not those that were read.
@@ -106,10 +130,12 @@ def gathered(plan: Plan, t: Target, sources: Sources) -> memoryview:
         numel *= n
     kind = np.dtype(f"u{width}")
     out = np.empty(numel, kind)
+    if scratch is not None and numel:
+        out = np.frombuffer(scratch.bytes(0, numel * width), kind)
     loaded: dict[str, Any] = {}
     for p in t.pieces:
         if p.source not in loaded:
-            loaded[p.source] = np.frombuffer(_bytes(plan, p.source, sources), kind)
+            loaded[p.source] = np.frombuffer(_bytes(plan, p.source, sources, scratch, len(loaded) + 1), kind)
         _move(out, loaded[p.source], p)
     for p in t.pieces:
         if not _same(out, loaded[p.source], p):
@@ -117,9 +143,10 @@ def gathered(plan: Plan, t: Target, sources: Sources) -> memoryview:
     return out.view("u1").data
 
 
-def _bytes(plan: Plan, name: str, sources: Sources) -> Any:
+def _bytes(plan: Plan, name: str, sources: Sources, scratch: Scratch | None = None, place: int = 0) -> Any:
     if not name.startswith("="):
-        return sources.read(name)
+        nbytes = sources.nbytes(name)
+        return sources.read(name, scratch.bytes(place, nbytes) if scratch is not None and nbytes else None)
     from vitconv.layout.edits.compute import evaluate
 
     return evaluate(plan.network, name, lambda cell: cell_array(plan, cell, sources))
@@ -153,36 +180,51 @@ def _views(out: Any, source: Any, p: Piece) -> tuple[Any, Any]:
     return into, whence
 
 
-BLOCK = 64
+# A transpose goes by blocks: so many elements of the axis that is runs in the source, and of that in the output. Rows
+# of a matrix are often a power of two apart, so that they share their places in the processor's first cache, of which
+# there are eight to twelve: eight runs at a time are read twice as fast as square blocks of the same size.
+LONG, NARROW, WIDE = 1024, 8, 64
 
 
 def _move(out: Any, source: Any, p: Piece) -> None:
     """Copy one piece; a transpose goes block by block, which keeps both sides in cache."""
     into, whence = _views(out, source, p)
-    for at in _blocks(p):
+    for at in _blocks(p, NARROW):
         into[at] = whence[at]
 
 
 def _same(out: Any, source: Any, p: Piece) -> bool:
-    """Compare one piece with where it came from, in the same blocks."""
+    """Compare one piece with where it came from: a transpose is turned once more, block by block, beside the output."""
     import numpy as np
 
     into, whence = _views(out, source, p)
-    return all(np.array_equal(into[at], whence[at]) for at in _blocks(p))
+    last = len(p.dims) - 1
+    beside: Any = None
+    for at in _blocks(p, WIDE):
+        here, there = into[at], whence[at]
+        if there.strides[last:] != (out.itemsize,) and there.ndim:
+            if beside is None or beside.shape != here.shape:
+                beside = np.empty(here.shape, out.dtype)
+            for j in range(0, here.shape[last], NARROW):
+                beside[..., j : j + NARROW] = there[..., j : j + NARROW]
+            there = beside
+        if (here != there).any():
+            return False
+    return True
 
 
-def _blocks(p: Piece) -> Iterator[tuple[slice, ...]]:
-    """Give the whole of a piece, or of a transpose squares of its two turned axes."""
+def _blocks(p: Piece, width: int) -> Iterator[tuple[slice, ...]]:
+    """Give the whole of a piece, or of a transpose blocks of its two turned axes, `width` of the output's."""
     whole = (slice(None),) * len(p.dims)
     turned = [j for j, (_, s, _) in enumerate(p.dims) if s == 1]
-    if len(p.dims) < 2 or p.run > 1 or not turned or p.numel < BLOCK * BLOCK:
+    if len(p.dims) < 2 or p.run > 1 or not turned or p.numel < LONG * NARROW:
         yield whole
         return
     a, b = turned[0], len(p.dims) - 1
-    for i in range(0, p.dims[a][0], BLOCK):
-        for j in range(0, p.dims[b][0], BLOCK):
+    for i in range(0, p.dims[a][0], LONG):
+        for j in range(0, p.dims[b][0], width):
             at = list(whole)
-            at[a], at[b] = slice(i, i + BLOCK), slice(j, j + BLOCK)
+            at[a], at[b] = slice(i, i + LONG), slice(j, j + width)
             yield tuple(at)
 
 
