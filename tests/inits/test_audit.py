@@ -265,3 +265,75 @@ def test_a_file_whose_tensors_share_one_memory_is_compared_with_itself_rightly(t
     tensors["blocks.2.attn.proj.weight"] = copied
     save_file(tensors, path)
     assert ("copied" in ids(audit_file(path))) == (twin == "equal")
+
+
+def times(part: str, factor: float) -> Callable[[Weights], None]:
+    return lambda w: [t.mul_(factor) for n, t in w.items() if n.endswith(part)] and None
+
+
+def drawn(part: str, init: Callable[[Tensor], Tensor]) -> Callable[[Weights], None]:
+    return lambda w: [init(t) for n, t in w.items() if n.endswith(part)] and None
+
+
+def fan_out(t: Tensor) -> Tensor:
+    return torch.nn.init.kaiming_normal_(t, mode="fan_out")
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (times("mlp.up.weight", 10.0), "10 times"),
+        (times("attn.out.weight", 0.1), "0.099 times"),
+        (times("norm1.weight", 0.05), "0.05 everywhere"),
+        (times("head.weight", 100.0), "head.weight has std"),
+        (
+            drawn("mlp.up.weight", lambda t: torch.nn.init.kaiming_normal_(t, mode="fan_out")),
+            "kaiming normal by fan_out",
+        ),
+        (drawn("mlp.up.weight", torch.nn.init.xavier_uniform_), "xavier uniform"),
+        (drawn("attn.out.weight", torch.nn.init.orthogonal_), "orthogonal"),
+        (drawn("embed.pos", torch.nn.init.normal_), "N(0, 1)"),
+    ],
+    ids=["ten-times", "a-tenth", "gains", "head", "kaiming", "xavier", "orthogonal", "positions"],
+)
+def test_kinds_that_no_scheme_draws_so_are_told_with_what_they_look_like(
+    plant: Callable[[Weights], None], says: str, make: Make
+) -> None:
+    w, arch = healthy(make)
+    assert "off-scheme" not in ids(audit_tensors(w, arch.facts))
+    torch.manual_seed(0)
+    plant(w)
+    found = audit_tensors(w, arch.facts).found("off-scheme")
+    assert found is not None
+    assert found.level == "warn"
+    assert says in found.text
+
+
+def test_a_bias_that_is_infinite_is_no_sign_of_training(make: Make) -> None:
+    w, arch = healthy(make)
+    w["blocks.1.attn.q.bias"][3] = float("inf")
+    found = audit_tensors(w, arch.facts)
+    assert found.training.state == "never trained"
+    assert ids(found) == {"not-finite"}
+
+
+def test_gains_of_zero_where_nothing_says_where_the_norms_stand(make: Make) -> None:
+    w, arch = healthy(make)
+    for name, t in w.items():
+        if name.endswith(("norm1.weight", "norm2.weight")):
+            t.zero_()
+    facts = arch.facts.replaced({"norm_placement": None})
+    found = audit_tensors(w, facts).found("gain-switches-off")
+    assert found is not None
+    assert "not known" in found.text
+
+
+def test_stray_values_hide_neither_the_scheme_nor_copies_that_are_none(make: Make) -> None:
+    w, arch = healthy(make)
+    for n, t in w.items():
+        if n.endswith(("attn.q.weight", "attn.k.weight")):
+            t.view(-1)[:20] = -2.0
+    found = audit_tensors(w, arch.facts)
+    assert "timm" in found.scheme.split(" or ")
+    assert found.training.state == "never trained"
+    assert ids(found) == {"stray-minus-two"}

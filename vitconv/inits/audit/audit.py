@@ -15,6 +15,7 @@ from vitconv.inits.audit.fit import Fitted, best, rank
 from vitconv.inits.audit.measure import Measured, measure
 from vitconv.inits.audit.signatures import signatures
 from vitconv.inits.audit.trained import Training, training
+from vitconv.inits.audit.unlike import unlike
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.deepnet import bound
 from vitconv.inits.base.scheme import Scheme
@@ -94,6 +95,7 @@ def audit_tensors(
         *signatures(arch, measured, untrained=state.state != "trained"),
         *_cold(state),
         *(_deviations(fits[0]) if asked is not None and state.state != "trained" else ()),
+        *(unlike(fits[0], measured) if asked is None and state.state in ("never trained", "undecided") else ()),
     ]
     order = {"fail": 0, "warn": 1, "info": 2}
     findings.sort(key=lambda f: order[f.level])

@@ -21,7 +21,7 @@ class Measured:
 
     Attributes:
         n: elements; `bad` of them are NaN or infinite, the first at flat index `first_bad`.
-        low, high: bounds over all finite elements.
+        low, high: bounds over all finite elements, but for a few stray -2.0.
         mean, std, kurtosis: over an even sample of `sampled` elements.
         zeros, subnormal: shares of exact zeros and of subnormals, over the sample.
         eps: relative spacing of the stored dtype.
@@ -75,8 +75,16 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
         bad, first = int(wrong.sum()), int(wrong.nonzero()[0]) if wrong.any() else -1
         flat = flat[~wrong]
         low, high = _bounds(flat)
+    stray = int((flat == -2.0).sum()) if low <= -2.0 else 0
+    if 0 < stray < 0.05 * n and high < 1.0:
+        # They are told by themselves, and would hide what the others are drawn from.
+        rest = flat[flat != -2.0]
+        sample = even(rest, MOMENT_SAMPLE)
+        low, high = _bounds(rest)
+    else:
+        sample = even(flat, MOMENT_SAMPLE)
     # A copy, not a view: what is kept of a tensor must not keep its memory, nor change with it.
-    sample = even(flat, MOMENT_SAMPLE).clone(memory_format=torch.contiguous_format)
+    sample = sample.clone(memory_format=torch.contiguous_format)
     mean, std, kurtosis = _moments(sample) if low < high else (low, 0.0, math.nan)
     zeros, subnormal = _near_zero(sample, stored)
     return Measured(
@@ -98,7 +106,7 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
         precision=_history(sample, stored) if low < high else "",
         trace=even(sample, TRACE_SAMPLE).float().clone(),
         edge=spectral_excess(tensor) if spectrum and tensor.dim() == 2 and bad == 0 and std > 0 else math.nan,
-        stray=int((flat == -2.0).sum()) if low <= -2.0 else 0,
+        stray=stray,
     )
 
 

@@ -85,6 +85,13 @@ def _norm_gains(p: Profile) -> Iterator[Finding]:
             f"{len(small)} norms ahead of their branch have a gain of about 0: the branches are switched off",
             "this is no Swin-v2 init, which needs the norm after the branch",
         )  # fmt: skip
+    elif p.arch.placement is None:
+        yield Finding(
+            "gain-switches-off", "warn", names,
+            f"{len(small)} norms of the blocks have a gain of about 0, and where they stand is not known: right for "
+            "x + norm(f(x)) alone",
+            "say --set norm_placement=res-post if it is Swin-v2's block; else set these gains to 1",
+        )  # fmt: skip
 
 
 def _deepnorm_bound(p: Profile) -> Iterator[Finding]:

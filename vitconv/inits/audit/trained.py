@@ -35,7 +35,14 @@ class Training:
 
 def training(fit: Fitted, measured: Mapping[str, Measured]) -> Training:
     """Tell whether a network was trained, by the scheme that fits it best."""
-    fixed = [name for name, d in fit.declared.items() if d.family == "constant" and name in measured]
+    # A matrix of zeros is the scheme's choice, and another scheme's draw; what is not finite says nothing.
+    close = fit.share > 0.95
+    fixed = [
+        name
+        for name, d in fit.declared.items()
+        if d.family == "constant" and name in measured and not measured[name].bad
+        if close or len(measured[name].shape) < 2
+    ]
     # Norms are 1 and 0 in every scheme but one, biases 0 in most: what is constant is as an init left it.
     still = [name for name in fixed if measured[name].constant]
     moved = [name for name in fixed if not measured[name].constant and not _torch_made(name, measured)]
