@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from vitconv.conversion.asides import without_dropped, without_mask_token, without_training_parts
@@ -35,20 +35,28 @@ def readings(branch: Branch, drop: tuple[str, ...]) -> Iterator[Branch]:
             yield less
 
 
+def flat_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return {key: its name out of its chunk}; empty when there are no chunks of one network."""
+    found = {key: _CHUNK.match(key) for key in keys}
+    home: dict[str, str] = {}
+    for m in filter(None, found.values()):
+        if home.setdefault(m[2], m[1]) != m[1]:
+            return {}
+    return {key: f"blocks.{key.split('.', 2)[2]}" if m else key for key, m in found.items()} if home else {}
+
+
 def unchunked(branch: Branch) -> Iterator[Branch]:
     """Yield the branch with its blocks out of their chunks, if it has chunks of one network."""
-    found = {key: m for key in branch.tensors if (m := _CHUNK.match(key))}
-    if not found:
+    names = flat_names(branch.tensors)
+    if not names:
         return
-    home: dict[str, str] = {}
-    for m in found.values():
-        if home.setdefault(m[2], m[1]) != m[1]:
-            return
+    found = {key: m for key in branch.tensors if (m := _CHUNK.match(key))}
+    home = {m[2]: m[1] for m in found.values()}
     where = {
         c: tuple(j for j, k in enumerate(branch.tensors) if k in found and found[k][1] == c) for c in home.values()
     }
     steps = tuple(Step("infix", f"blocks.{c}.", keys) for c, keys in where.items())
-    tensors = {f"blocks.{k.split('.', 2)[2]}" if k in found else k: t for k, t in branch.tensors.items()}
+    tensors = {names[k]: t for k, t in branch.tensors.items()}
     note = f"the blocks are in {len(where)} chunks, numbered throughout: taken out of them"
     yield replace(
         branch,

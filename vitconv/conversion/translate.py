@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from vitconv.conversion.candidates import Candidates
+from vitconv.conversion.readings import flat_names
 from vitconv.errors import Refused, UsageError
 from vitconv.layout.buffers import CLOSE, agrees, buffer, is_buffer
 from vitconv.layout.canonical import template_of
@@ -42,7 +43,8 @@ def translate(
     tensor) and per-element optimiser moments (Adam's `exp_avg`, `exp_avg_sq`) travel by the rules of the weights.
     Where the source names one tensor twice, weights and moments must be equal, and gradients are summed, unless both
     names are the same memory, as with a tied parameter; the target gets a gradient under its first name only. Where the
-    target holds several tensors as one, weights must be equal and gradients are summed.
+    target holds several tensors as one, weights must be equal and gradients are summed. Blocks that DINOv2's training
+    keeps in chunks are taken out of them.
 
     Args:
         tensors: {key: torch.Tensor or numpy.ndarray} of one kind and one dtype per joined tensor.
@@ -61,7 +63,8 @@ def translate(
     """
     if kind not in KINDS:
         raise UsageError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
-    tensors = dict(tensors)
+    out_of_chunks = flat_names(tensors)
+    tensors = {out_of_chunks.get(k, k): v for k, v in tensors.items()}
     shapes = {k: tuple(int(n) for n in v.shape) for k, v in tensors.items()}  # type: ignore[attr-defined]
     known = Semantics(**{name: fact_value(name, value) for name, value in (facts or {}).items()})
     match = detect(shapes, Candidates(from_).every(), choices=source_choices, given=axes, facts=known.known())
