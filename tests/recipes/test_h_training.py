@@ -218,3 +218,27 @@ def test_h28_what_a_resume_needs_and_a_release_lacks(tmp_path: Path) -> None:
     assert "holds no state of an optimizer" in answer.err
     answer, _ = to_timm(save(tmp_path / "full.pth", contents))
     assert answer.code == 0, answer.text
+
+
+class OnTpu:
+    """Saved as torch saves a tensor of a TPU: a call that makes it of a numpy array."""
+
+    def __init__(self, t: torch.Tensor, dtype: torch.dtype) -> None:
+        self.t, self.dtype = t, dtype
+
+    def __reduce__(self) -> Any:
+        return torch._utils._rebuild_device_tensor_from_numpy, (self.t.numpy(), self.dtype, "xla:0", False)
+
+
+def test_tensors_of_a_tpu_are_read(tmp_path: Path) -> None:
+    state = {k: OnTpu(v, v.dtype) for k, v in rand_t().items()}
+    answer = vitconv("convert", save(tmp_path / "s.pth", {"model": state}), tmp_path / "o.safetensors", "--to", "timm")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(tmp_path / "o.safetensors"), rand_t())
+
+
+def test_tensors_of_a_tpu_that_were_kept_in_another_dtype(tmp_path: Path) -> None:
+    state = rand_t() | {"head.bias": OnTpu(rand_t()["head.bias"], torch.bfloat16)}
+    answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors", "--to", "timm")
+    assert answer.code == 3
+    assert "head.bias" in answer.err and "BF16, kept as a numpy array of F32" in answer.err

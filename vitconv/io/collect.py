@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vitconv.errors import BadFile
 from vitconv.io.contents import some
-from vitconv.io.numpy_values import Memory, NotNumbersError, array, is_array, is_scalar, scalar
+from vitconv.io.numpy_values import Memory, NotNumbersError, array, is_array, is_scalar, kept_as_array, scalar
 from vitconv.io.records import External, Global, Mapping, Record
 from vitconv.io.tensor import Stored
 from vitconv.io.torch_tensors import FindStorage, UnreadableError, View, is_tensor, rebuild
@@ -107,7 +107,7 @@ class _Walk:
             if is_array(record):
                 found = array(record, self.found.memory)
             else:
-                found = rebuild(record, self.find_storage)
+                found = kept_as_array(record, self.found.memory) or rebuild(record, self.find_storage)
         except UnreadableError as error:
             if isinstance(error, NotNumbersError) or is_training_state(path):
                 self.found.notes.append(f"left out: {'.'.join(path)[:100]!a}, {error}")

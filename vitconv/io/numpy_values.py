@@ -6,7 +6,7 @@ import struct
 
 from vitconv.io.records import Record
 from vitconv.io.tensor import ITEMSIZE, Blob, c_strides
-from vitconv.io.torch_tensors import UnreadableError, View, sizes, view
+from vitconv.io.torch_tensors import UnreadableError, View, sizes, torch_dtype, view
 
 DTYPES: dict[str, str] = {
     "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
@@ -15,6 +15,8 @@ DTYPES: dict[str, str] = {
 _FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b"}
 _FORMATS |= {"U64": "Q", "U32": "I", "U16": "H", "U8": "B", "BOOL": "?"}
 _MODULES = ("numpy.core.", "numpy._core.")
+_AS_NUMPY = "torch._utils._rebuild_device_tensor_from_numpy"
+_MAX_WRAPPED = 4
 
 
 class NotNumbersError(UnreadableError):
@@ -75,6 +77,27 @@ def array(record: Record, memory: Memory) -> View:
     dtype, shape = _dtype(dtype_record), sizes(shape_value)
     strides = tuple(reversed(c_strides(shape[::-1]))) if fortran else c_strides(shape)
     return view(dtype, shape, memory.hold(_text_of(raw)), 0, strides)
+
+
+def kept_as_array(record: Record, memory: Memory) -> View | None:
+    """Return the view of a tensor of another device, such as a TPU, that torch keeps as a numpy array; None: no such.
+
+    Raises:
+        UnreadableError: the array is of another dtype than the tensor was, or is none that can be read.
+    """
+    for _ in range(_MAX_WRAPPED):
+        if record.kind == "torch._utils._rebuild_parameter" and record.args and isinstance(record.args[0], Record):
+            record = record.args[0]
+    held = record.args[0] if record.kind == _AS_NUMPY and len(record.args) > 1 else None
+    if not isinstance(held, Record) or not is_array(held):
+        return None
+    found, dtype = array(held, memory), torch_dtype(record.args[1])
+    if found.dtype != dtype:
+        raise UnreadableError(
+            f"a tensor of another device, {dtype}, kept as a numpy array of {found.dtype} (move it to the CPU and save"
+            " again)"
+        )
+    return found
 
 
 def _dtype(value: object) -> str:
