@@ -65,6 +65,8 @@ def test_the_mask_that_transformers_adds_twice_is_found(tmp_path: Path) -> None:
     told = {"image_size": 32, "window": 4, "pretrained_window": 0}
     result = verify(tmp_path / "swinv2.safetensors", f"{host}:{model}", set_a=told, set_b=options)
     assert result.exit_code == 1
+    assert result.cause is not None
+    assert "it is a network of stages, and the catalogue of faults is of plain ones" in result.cause.reason
     assert any("twice" in note for note in built("transformers-v2").notes)
 
 

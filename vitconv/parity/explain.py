@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitconv.errors import VitconvError
+from vitconv.errors import Refused, VitconvError
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
-from vitconv.parity.faults.randomness import name_random
+from vitconv.parity.faults.randomness import first_random, name_random
 from vitconv.parity.locus import Combination
 from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
 from vitconv.parity.precision import precision_of
@@ -118,8 +118,8 @@ def explain(
 def _random(pair: Pair, side: Side, of: str) -> Cause | None:
     inputs = next(iter(pair.images))
     runs = [pair.run(side, inputs, "fp64", of, backward=False, seed=seed) for seed in range(1, 3)]
-    name = name_random(runs)
-    if name is None:
+    site = first_random(runs)
+    if site is None:
         return None
     # More runs, and images enough to see some dropped and others not.
     images = pair.images[inputs]
@@ -128,7 +128,10 @@ def _random(pair: Pair, side: Side, of: str) -> Cause | None:
         pair.run(side, inputs, "fp64", of, backward=False, seed=seed, images=images)
         for seed in range(1, RANDOM_RUNS + 1)
     ]
-    name = name_random(more) or name
+    name = name_random(more) or name_random(runs)
+    if name is None:
+        said = f"side {side.label} is random in eval, first at {site}, and not as dropout or dropped paths are"
+        return Cause(side=side.label, unsound=True, reason=said, proven=False)
     reason = f"side {side.label} is random in eval: {FAULTS[name].title}"
     return Cause(found=(name,), side=side.label, titles=(FAULTS[name].title,), reason=reason, rounds=1, proven=False)
 
@@ -186,6 +189,11 @@ def rebuilt_config(right: Side, wrong: Side) -> ViTConfig:
 
 def config_of(shapes: Mapping[str, tuple[int, ...]], right: Semantics, wrong: Semantics) -> ViTConfig:
     """Return the configuration of `rebuilt_config` from a side's canonical shapes and the facts of both."""
+    if any(name.startswith("stages.") for name in shapes):
+        raise Refused(
+            "it is a network of stages, and the catalogue of faults is of plain ones; facts that differ are named,"
+            " and --set-a or --set-b with the other side's value shows whether they explain it"
+        )
     return config_from_shapes(shapes, right.filled({k: v for k, v in wrong.known().items() if k != "residual_alpha"}))
 
 
