@@ -62,7 +62,7 @@ def of_places(places: int, told: Told = (None, None), grid: tuple[int, int] | No
 
 def ways(rows: int) -> list[Window]:
     """Return every window whose table of offsets has this many rows."""
-    return [((a + 1) // 2, (rows // a + 1) // 2) for a in range(1, rows + 1, 2) if rows % a == 0 and rows // a % 2]
+    return [((a + 1) // 2, (b + 1) // 2) for a, b in _factors(rows) if a % 2 and b % 2]
 
 
 def _sides(product: int, high: int | None, wide: int | None, step: int) -> list[Window]:
@@ -76,7 +76,13 @@ def _sides(product: int, high: int | None, wide: int | None, step: int) -> list[
         return [(high, product // high)]
     if wide is not None and product % wide == 0:
         return [(product // wide, wide)]
-    return [(n, product // n) for n in range(1, product + 1, step) if product % n == 0]
+    return [(a, b) for a, b in _factors(product) if a % step == b % step == step - 1]
+
+
+def _factors(product: int) -> list[tuple[int, int]]:
+    """Return every (a, b) with a b = product, by a."""
+    low = [n for n in range(1, isqrt(product) + 1) if product % n == 0]
+    return sorted({pair for n in low for pair in ((n, product // n), (product // n, n))})
 
 
 def _one(found: list[Window], grid: tuple[int, int] | None) -> Window | None:
