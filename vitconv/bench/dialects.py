@@ -31,9 +31,11 @@ from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 d, depth, heads, p, image = map(int, sys.argv[3:])
 clip = "clip" in sys.argv[1]
-more = {"pre_norm": True, "num_classes": 512} if clip else {"init_values": 1.0, "num_classes": 0}
+state = load_file(sys.argv[1])
+scaled = 1.0 if any("ls1" in key for key in state) else None
+more = {"pre_norm": True, "num_classes": 512} if clip else {"init_values": scaled, "num_classes": 0}
 net = timm.models.VisionTransformer(img_size=image, patch_size=p, embed_dim=d, depth=depth, num_heads=heads, **more)
-net.load_state_dict(checkpoint_filter_fn(load_file(sys.argv[1]), net))
+net.load_state_dict(checkpoint_filter_fn(state, net))
 save_file(net.state_dict(), sys.argv[2])
 """
 
