@@ -115,3 +115,38 @@ def test_a_table_that_is_no_squares_asks_for_its_window(tmp_path: Path) -> None:
         edited(tmp_path, state, "resize-window:to=4,rule=bicubic")
     there, _ = edited(tmp_path, state, "resize-window:to=4,rule=bicubic,from=2x4")
     assert all(v.shape[0] == 49 for k, v in there.items() if k.endswith("bias_table"))
+
+
+FLATTEN = Path(__file__).parents[3] / "fixtures" / "golden" / "flatten" / "flatten-fixed-swin-model-LLSS.pth"
+
+
+def flatten(tmp_path: Path, edit: str, **facts: Any) -> dict[str, torch.Tensor]:
+    order = Order("flatten-swin", Wishes(facts=facts), edits=[edit])
+    convert(FLATTEN, tmp_path / "o.safetensors", order)
+    return load_file(tmp_path / "o.safetensors")
+
+
+def test_positions_of_focused_blocks_are_resized_as_flattens_code_does(tmp_path: Path) -> None:
+    here = torch.load(FLATTEN, weights_only=True)
+    there = flatten(tmp_path, "resize-window:to=7,focused=56,rule=bicubic", image_size=(112, 112))
+    for s, side in ((0, 28), (1, 14)):
+        key = f"layers.{s}.blocks.1.attn.positional_encoding"
+        grid = here[key].permute(0, 2, 1).unflatten(2, (7, 7))
+        want = torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic").flatten(2).permute(0, 2, 1)
+        assert there[key].shape == (1, side * side, here[key].shape[2])
+        assert (there[key] - want).abs().max() < 1e-12
+    assert not any(k.endswith("attn_mask") for k in there)
+
+
+@pytest.mark.parametrize(
+    ("edit", "facts", "says"),
+    [
+        ("resize-window:to=12,rule=bicubic", {"image_size": (384, 384)}, "say focused=SIDE"),
+        ("resize-window:to=12,focused=96,rule=geometric", {"image_size": (384, 384)}, "by rule=bicubic"),
+        ("resize-window:to=12,focused=96", {"image_size": (384, 384)}, "by rule=bicubic"),
+    ],
+    ids=["side", "geometric", "rule"],
+)
+def test_focused_windows_are_asked_for(tmp_path: Path, edit: str, facts: dict[str, Any], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        flatten(tmp_path, edit, **facts)

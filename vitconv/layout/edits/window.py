@@ -16,7 +16,7 @@ from vitconv.layout.edits.edit import Edit, Param, Values, choice, pair, show, s
 from vitconv.layout.edits.geometric import DEGREES, axis_matrix, pull_back_offsets, resize_offsets
 from vitconv.layout.edits.interpolate import RULES, pull_back_grid, resize_grid
 from vitconv.layout.network import Applied, Cell, Made, Network
-from vitconv.layout.windows import Window, of_offsets, per_stage, windows_of
+from vitconv.layout.windows import Window, maps_of, of_offsets, per_stage, windows_of
 
 _ASKED = "--edit resize-window"
 _RULES = (*RULES, *DEGREES)
@@ -34,7 +34,9 @@ def _apply(network: Network, values: Values) -> Network:
     names = network.shapes
     facts = {**network.open, **network.facts.known()}
     if any(n.endswith(".attn.scale") for n in names):
-        raise Refused(f"{_ASKED}: focused blocks have a position for every place of their window; nothing says the new")
+        network = _positions(network, values, facts)
+        if not any(n.endswith(".attn.table") for n in names):
+            return network
     if any(n.endswith("rel_pos") for n in names):
         return _grid(network, values, facts)
     if any(n.endswith(".attn.table") for n in names):
@@ -60,6 +62,46 @@ def _tables(network: Network, values: Values, facts: dict[str, Any]) -> Network:
     how = "which they are already" if old == [side] else f"resized by {rule}"
     said = f"{len(tables)} tables of relative positions, windows of {', '.join(map(_side, old))}, {how}"
     return _done(network, values, said, exact=old == [side], adjoint=_ADJOINT, facts=_facts(side))
+
+
+def _positions(network: Network, values: Values, facts: dict[str, Any]) -> Network:
+    """Resize what focused blocks add to the keys of their windows, which are cut to the map (FLatten-Swin).
+
+    Raises:
+        Refused: their new side, the maps, or the rule are not said.
+    """
+    asked, maps, known = values.get("focused"), maps_of(network.shapes, facts), windows_of(network.shapes, facts)
+    if asked is None or not maps:
+        raise Refused(
+            f"{_ASKED}: focused blocks have a position for every place of their window, which is cut to the map; say"
+            " focused=SIDE and --set image_size=384, the new images'"
+        )
+    rule = str(values.get("rule"))
+    if rule not in RULES:
+        raise Refused(f"{_ASKED}: positions of focused blocks are resized by rule=bicubic, as FLatten's code does")
+    tables = [n for n in network.shapes if n.endswith(".attn.pos")]
+    sides = set()
+    for name in tables:
+        at = (int(name.split(".")[1]), int(name.split(".")[3]))
+        if at not in known:
+            raise Refused(f"{_ASKED}: {name} is of no square window; say its sides with --set window= window_width=")
+        new = (min(asked[0], *maps[at[0]]), min(asked[1], *maps[at[0]]))
+        sides.add(new)
+        if new != known[at]:
+            network = network.with_made(name, _places(network.cells[name], known[at], new, rule))
+    said = f"positions of {len(tables)} focused blocks resized to {', '.join(map(_side, sorted(sides)))} by {rule}"
+    return network.noted(Applied("resize-window", said, False, (), (), _ADJOINT))
+
+
+def _places(cell: Cell, old: Window, new: Window, rule: str) -> Made:
+    def compute(x: Sequence[Any]) -> Any:
+        return resize_grid(x[0], old, new, rule)
+
+    def back(_: Sequence[Any], grad: Any) -> Sequence[Any]:
+        return (pull_back_grid(grad, old, new, rule),)
+
+    label = f"resized {show(old)} -> {show(new)}, {rule}"
+    return Made(label, (cell,), (new[0] * new[1], cell.shape[1]), cell.dtype, compute, back)
 
 
 def _grid(network: Network, values: Values, facts: dict[str, Any]) -> Network:
@@ -174,6 +216,7 @@ RESIZE_WINDOW = Edit(
     params=(
         Param("to", "the new side of the windows, or height x width", _window, required=True),
         Param("rule", f"one of {', '.join(_RULES)}", choice(*_RULES), otherwise="asked for; Swin V2 needs none"),
+        Param("focused", "the new side of FLatten's focused windows, cut to the map", _window, otherwise="none"),
         Param("from", "their side now, or height x width", _window, otherwise="as tensors or facts say"),
     ),
     apply=_apply,
