@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from vitconv.errors import BadFile, UsageError
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts
 from vitconv.hosts.base.host import Built, Inputs, Spec
+from vitconv.hosts.base.images import image_shape
 from vitconv.hosts.base.places import Places, Table, depth, locate, taps_of
-from vitconv.hosts.base.survey import survey
+from vitconv.hosts.base.survey import is_norm, survey
 from vitconv.layout.semantics import Semantics
+from vitconv.vit.xformers_style.encoder import XFormer
 from vitconv.vit.xformers_style.report import ReportViT
+
+_REAL = ("xformers.factory.model_factory", "xFormer")
 
 # The attention and the feedforward stand at another path for each norm style, and in a block with a final norm.
 _BLOCK = {
@@ -84,9 +88,26 @@ def width_of(stack: Any) -> int:
     return next(m for m in stack.encoders[0].modules() if isinstance(m, nn.Linear)).out_features
 
 
+def is_stack(module: nn.Module) -> bool:
+    """Return True for a stack of the factory, the twin's or the library's."""
+    kinds = type(module).__mro__
+    return isinstance(module, XFormer) or any((k.__module__, k.__name__) == _REAL for k in kinds)
+
+
+def find(module: nn.Module) -> tuple[str, Any]:
+    """Return (its name with a dot, the stack) in a network: the network itself, or the only one inside it.
+
+    ("", module) where there is none, or more than one.
+    """
+    inside = [(name, m) for name, m in module.named_modules() if is_stack(m)]
+    if len(inside) != 1 or not inside[0][0]:
+        return "", module
+    return f"{inside[0][0]}.", inside[0][1]
+
+
 def stack_of(module: nn.Module) -> Any:
-    """Return the stack inside a network: the module itself, or its backbone."""
-    return module.backbone if isinstance(module, ReportViT) else module
+    """Return the stack inside a network; the network itself where it is one, or holds none or several."""
+    return find(module)[1]
 
 
 def describe(
@@ -99,10 +120,12 @@ def describe(
 ) -> Built:
     """Tell what a network with a stack of the factory is; `more(stack, places)` gives the facts that differ by host."""
     report = isinstance(module, ReportViT)
-    stack = stack_of(module)
-    places = locate(module, _table("backbone." if report else "", report))
+    prefix, stack = find(module)
+    # A network of the user's own: what stands around the stack is known by its names only.
+    own = stack is not module and not report
+    places = locate(module, {**_table(prefix, report), **(_around(module, prefix) if own else {})})
     if any(getattr(b.wrap_ff, "norm", None) is not None and hasattr(b.wrap_att, "layer") for b in stack.encoders):
-        _final_norms(stack, places, report)
+        _final_norms(stack, places, stack is not module)
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
     alphas = [_alpha(b) for b in stack.encoders]
     post = common(not hasattr(b.wrap_att, "layer") for b in stack.encoders)
@@ -118,7 +141,7 @@ def describe(
             "activation": known["activation"] if "activation" in known else activation_fact(places),
             "attention": common(_kind(a.attention) for a in attentions),
             "attention_scale": (width_of(stack) // _heads(attentions[0])) ** -0.5,
-            "pooling": "token" if report else "none",
+            "pooling": "token" if report else None if own else "none",
             "position": "learned" if report else _position(stack),
             **eps_facts(places),
             **known,
@@ -128,6 +151,9 @@ def describe(
         proj = module.patch_embed.proj
         facts = facts.replaced({"grid": module.patch_embed.grid_size, "image_size": module.image_size})
         inputs = Inputs("images", (proj.in_channels, *module.image_size))
+    elif own:
+        inputs = Inputs("images", image_shape(module, spec))
+        notes = (*notes, f"{prefix[:-1]} of {type(module).__name__} is a stack of xformers' factory")
     else:
         inputs = _stack_inputs(stack)
     return Built(
@@ -137,11 +163,22 @@ def describe(
         dialects=dialects,
         facts=facts,
         survey=survey(module, places, "softmax"),
-        taps=taps_of(places, head=places.get("head"), token=0 if report else None),
+        taps=taps_of(_tapped(places, own), head=places.get("head") if report else None, token=0 if report else None),
         inputs=inputs,
-        run=run,
+        run=_run_own if own else run,
         notes=notes,
     )
+
+
+def _tapped(places: Places, own: bool) -> Places:
+    # Whether a norm and a head of the user's own see one token or all is not known.
+    return {k: m for k, m in places.items() if k not in ("norm", "head")} if own else places
+
+
+def _run_own(module: nn.Module, images: Tensor) -> Tensor:
+    from vitconv.hosts import python
+
+    return python.run(module, images)
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
@@ -163,13 +200,23 @@ def _table(prefix: str, report: bool) -> Table:
     }
 
 
-def _final_norms(stack: Any, places: Places, report: bool) -> None:
+def _around(module: nn.Module, prefix: str) -> Table:
+    """Return the last norm and the classifier outside the stack, where there is only one."""
+    outside = [(name, m) for name, m in module.named_modules() if not f"{name}.".startswith(prefix)]
+    found = {
+        "norm": [name for name, m in outside if is_norm(m)],
+        "head": [name for name, m in outside if isinstance(m, nn.Linear)],
+    }
+    return {place: tuple(names) for place, names in found.items() if len(names) == 1}
+
+
+def _final_norms(stack: Any, places: Places, inside: bool) -> None:
     """Let the stream of a block end ahead of its final norm; the last one is the trunk's norm."""
     for i, block in enumerate(stack.encoders):
         if hasattr(block.wrap_att, "layer") and getattr(block.wrap_ff, "norm", None) is not None:
             places[f"blocks.{i}"] = block.wrap_ff.sublayer
             if i == len(stack.encoders) - 1:
-                places["trunk_norm" if report else "norm"] = block.wrap_ff.norm
+                places["trunk_norm" if inside else "norm"] = block.wrap_ff.norm
 
 
 def _alpha(block: Any) -> float | None:

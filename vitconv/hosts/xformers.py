@@ -16,6 +16,7 @@ from vitconv.errors import Refused, UsageError
 from vitconv.hosts import _xformers
 from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.hosts.base.places import Places
+from vitconv.vit.xformers_style.encoder import XFormer
 
 
 def version() -> str | None:
@@ -67,9 +68,11 @@ def _facts(stack: Any, places: Places) -> dict[str, Any]:  # noqa: ARG001
 
 
 def accepts(module: nn.Module) -> bool:
-    """Return True for the library's own stack, alone or inside the report's ViT."""
-    kind = type(_xformers.stack_of(module))
-    return kind.__module__ == "xformers.factory.model_factory"
+    """Return True for the library's own stack of encoders, alone or inside another network."""
+    stack = _xformers.stack_of(module)
+    if not _xformers.is_stack(stack) or isinstance(stack, XFormer):
+        return False
+    return not getattr(stack, "reversible_encoder", False) and not len(stack.decoders)
 
 
 @dataclass(frozen=True)
