@@ -34,11 +34,12 @@ def compiled(families, architectures, pattern, tmp_path):
     ("families", "pattern", "count"),
     [
         ("norm", "norm-(fp16-fp16-96|fp32-bf16-768|bf16-bf16-8192)-", 6),
-        ("epilogue", "epilogue-fp16-erf", 2),
+        ("norm", "norm-fp32-fp32-1408-", 2),
+        ("epilogue", "epilogue-(fp16-erf|bf16-tanh|fp32-erf)", 6),
         ("focused", "focused-fp16-(24x4-(statistics|state|output|query|reduce|key)|64x2-(reduce|key))", 8),
-        ("focused", "focused-(bf16-32x3|fp32-24x4)-(reduce|key)", 4),
+        ("focused", "focused-(bf16-32x3-(state|output|reduce|key)|fp32-24x4-(reduce|query|key))", 7),
     ],
-    ids=["norm", "epilogue", "focused fp16", "focused bf16 and fp32"],
+    ids=["norm", "norm fp32", "epilogue", "focused fp16", "focused bf16 and fp32"],
 )
 def test_cubins_load_wide_and_do_not_spill(families, pattern, count, tmp_path):
     lines = compiled(families, "80,90", pattern, tmp_path)
