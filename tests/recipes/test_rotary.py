@@ -15,7 +15,7 @@ from vitconv.layout.encode import contradictions
 from vitconv.registry import DIALECTS, load_all
 
 PLAIN = {n: d for n, d in load_all(DIALECTS, plugins=False).items() if d.family == "plain" and n != "canonical"}
-ROTARY = {"dinov3", "hf-dinov3", "hf-dinov3-5", "timm-eva", "eva", "transformer-engine"}
+ROTARY = {"dinov3", "hf-dinov3", "hf-dinov3-5", "timm-eva", "timm-naflex-eva", "eva", "transformer-engine"}
 WITHOUT = ("hf-vit", "torchvision", "xformers", "mae", "deit", "dino", "moco-v3", "dinov2", "hf-dinov2", "hf-beit")
 
 

@@ -18,8 +18,11 @@ PREFIX = {
 MIXED = Forbid(r"^rope\.freqs$", "rotary positions with frequencies that are trained (mixed) have no place elsewhere")
 
 
-def stem() -> tuple[Entry, ...]:
-    """Build tokens, positions, the norm of the patches and their projection without its bias."""
+def stem(factorized: tuple[str, ...] = ("learned",)) -> tuple[Entry, ...]:
+    """Build tokens, positions, the norm of the patches and their projection without its bias.
+
+    `factorized` is what positions are beside a table that is a sum: turned as well, where the blocks can.
+    """
     return (
         *rule("embeds.cls_token: 1 1 d", "embed.cls: d", optional=True),
         *rule("embeds.reg_token: 1 r d", "embed.reg: r d", optional=True),
@@ -37,7 +40,7 @@ def stem() -> tuple[Entry, ...]:
                         *rule("embeds.pos_embed_y: 1 rows d", "embed.pos_y: rows d"),
                         *rule("embeds.pos_embed_x: 1 columns d", "embed.pos_x: columns d"),
                     ),
-                    implies={"position": "learned"},
+                    implies={"position": factorized if len(factorized) > 1 else factorized[0]},
                 ),
                 # Without a table the keys are also those of rotary attention.
                 Option("none", without=_TABLES, maybe={"position": ("rope",)}),

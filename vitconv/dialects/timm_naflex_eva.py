@@ -18,7 +18,7 @@ DIALECT = Dialect(
     library="timm",
     implies={**PLAIN, "norm_placement": ("pre", "res-post"), "position": (*TABLE, "rope")},
     entries=(
-        *stem(),
+        *stem(("learned", "rope")),
         pre_norm("embeds.proj.bias"),
         *norm("norm_pre", "embed.norm", optional=True),
         *block(attention(position=("none",)), gated()),
