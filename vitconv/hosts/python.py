@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,6 +18,7 @@ from vitconv.errors import Refused, UsageError
 from vitconv.hosts import reference, timm, torchvision, transformers, xformers, xformers_style
 from vitconv.hosts.base.facts import activation_fact, eps_facts, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
+from vitconv.hosts.base.images import image_shape
 from vitconv.hosts.base.places import Places, Table, locate, taps_of
 from vitconv.hosts.base.survey import survey
 from vitconv.layout.semantics import Semantics
@@ -105,7 +108,9 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this network is: as the host of its library does, else by the names of its modules."""
     for known in _HOSTS:
         if known.HOST.accepts(module):
-            return known.HOST.describe(module, spec)
+            built = known.HOST.describe(module, spec)
+            # One that is derived from a library's network may give its tensor in something of its own.
+            return built if known in (transformers, xformers) else replace(built, run=partial(_unpacked, built.run))
     dialects, places = _recognised(module)
     facts = Semantics().replaced(
         {k: v for k, v in {"norm_kind": norm_kind(places), **eps_facts(places)}.items() if v is not None}
@@ -120,7 +125,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         facts=facts if act is None else facts.replaced({"activation": act}),
         survey=survey(module, places, "unknown"),
         taps=taps,
-        inputs=Inputs("images", _input_shape(module, spec)),
+        inputs=Inputs("images", image_shape(module, spec)),
         run=run,
         notes=("the network is of no library that is known here: facts and taps are read off module names",),
     )
@@ -140,20 +145,16 @@ def _recognised(module: nn.Module) -> tuple[tuple[str, ...], Places]:
     return best
 
 
-def _input_shape(module: nn.Module, spec: Spec) -> tuple[int, ...]:
-    """Return (channels, height, width): the first convolution's channels, and the size of the facts or 224."""
-    conv = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    size = spec.facts.image_size or (224, 224)
-    return (3 if conv is None else conv.in_channels, *size)
-
-
 def run(module: nn.Module, images: Tensor) -> Tensor:
     """Return the one tensor the network gives: itself, the first of a tuple, or `logits`, `CLS`, `pooler_output`.
 
     Raises:
         Refused: it gives something else.
     """
-    y = module(images)
+    return _tensor_of(module, module(images))
+
+
+def _tensor_of(module: nn.Module, y: Any) -> Tensor:
     if isinstance(y, (tuple, list)) and y:
         y = y[0]
     if isinstance(y, Tensor):
@@ -162,7 +163,25 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
         value = y.get(name) if isinstance(y, dict) else getattr(y, name, None)
         if isinstance(value, Tensor):
             return value
-    raise Refused(f"{type(module).__name__} gives {type(y).__name__}; expected a tensor, or one called logits")
+    held = f" with {', '.join(map(str, y))}" if isinstance(y, dict) else ""
+    raise Refused(
+        f"{type(module).__name__} gives {type(y).__name__}{held}; expected a tensor, or one called logits: let the "
+        "factory return a network whose forward gives the one to compare"
+    )
+
+
+def _unpacked(known: Callable[[nn.Module, Tensor], Tensor], module: nn.Module, images: Tensor) -> Tensor:
+    """Run as the library's host does, which knows of tensors, and of the two of a distilled network."""
+
+    def one(_module: nn.Module, _args: Any, y: Any) -> Tensor | None:
+        pair = isinstance(y, (tuple, list)) and len(y) > 1
+        return None if isinstance(y, Tensor) or pair else _tensor_of(module, y)
+
+    handle = module.register_forward_hook(one)
+    try:
+        return known(module, images)
+    finally:
+        handle.remove()
 
 
 HOST = Host(

@@ -20,7 +20,7 @@ def first_random(runs: Sequence[Left]) -> str | None:
 
 
 def name_random(runs: Sequence[Left]) -> str | None:
-    """Return the catalogue's name of the random site that shows first, or None when the runs are equal.
+    """Return the catalogue's name of the random site that shows first; None: equal runs, or it is random otherwise.
 
     runs: of one input, batch of 2 at least. Dropout leaves exact zeros in what it acts on. Dropped paths come and go by
     whole images: two runs differ in some images and are equal to the bit in others, or a block's end differs while
@@ -32,14 +32,18 @@ def name_random(runs: Sequence[Left]) -> str | None:
     kind = tap.split(".")[-1] if tap.count(".") == 2 else "block" if tap.startswith("blocks.") else tap
     values = [r.taps.get(tap, r.output) for r in runs]
     if kind == "embed":
-        return "dropout-embed-alive"
+        return "dropout-embed-alive" if _zeros(values) else None
     if kind == "attn":
         return "dropout-projection-alive" if _zeros(values) else "dropout-attention-alive"
     if kind == "mlp":
         if _zeros(values):
             return "dropout-mlp-alive"
         return "drop-path-alive" if _by_image(values) else "dropout-mlp-hidden-alive"
-    return "drop-path-alive" if kind == "block" else "dropout-head-alive"
+    if kind == "block":
+        return "drop-path-alive"
+    # What is random behind the classifier, or in the norm ahead of it, is no dropout between them.
+    behind = tap == "output" and "head" in runs[0].taps
+    return None if behind or kind == "norm" or (kind == "pool" and not _zeros(values)) else "dropout-head-alive"
 
 
 def _zeros(values: Sequence[Tensor]) -> bool:

@@ -88,10 +88,13 @@ def _batches(pair: Pair, side: Side, t: Trace) -> Iterator[Row]:
     gap = _relative(one.output, t.output[:1])
     status: Status = "ok" if gap <= _near(t) else "fail"
     said = "does not depend on" if status == "ok" else "depends on"
+    how = short(gap)
+    if one.output.shape != t.output[:1].shape:
+        how = f"shapes {list(one.output.shape)} alone, {list(t.output.shape)} of {len(t.output)}"
     yield Row(
         f"{side.label}: batch of 1 and of {len(pair.images[inputs])}",
         status,
-        f"the output of an image {said} the others in its batch ({short(gap)})",
+        f"the output of an image {said} the others in its batch ({how})",
         {"gap": gap},
         _blame(side),
     )
@@ -191,6 +194,8 @@ def _felt(pair: Pair, side: Side, inputs: str, t: Trace, names: list[str]) -> li
 
 
 def _relative(x: Tensor, y: Tensor) -> float:
+    if x.shape != y.shape:
+        return math.inf
     x, y = x.double().cpu(), y.double().cpu()
     gap, size = float((x - y).norm()), float(y.norm())
     if not math.isfinite(gap):
