@@ -197,3 +197,22 @@ def test_the_html_report_has_the_charts(tmp_path: Path, capsys: Any) -> None:
 def test_an_unknown_check_is_wrong_usage(capsys: Any) -> None:
     assert run(["check", "vit_tiny", "--only", "sginals"]) == 2
     assert "signals" in capsys.readouterr().err
+
+
+def test_one_reason_that_keeps_many_checks_from_running_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path, bare = tmp_path / "m.safetensors", tmp_path / "bare.safetensors"
+    size = [x for text in ("depth=2", "dim=48", "heads=3", "image=32") for x in ("--set", text)]
+    assert run(["init", "vit_tiny", str(path), "--scheme", "timm", "--to", "timm", *size]) == 0
+    # Without what the file and the configuration beside it say of the network.
+    (tmp_path / "config.json").unlink(missing_ok=True)
+    save_file(load_file(path), bare)
+    capsys.readouterr()
+    assert run(["check", str(bare)]) == 3
+    said = capsys.readouterr().out
+    assert said.count("the function needs") == 1
+    assert "and 11 more" in said
+    assert "12 undecided" in said

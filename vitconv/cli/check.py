@@ -141,17 +141,27 @@ def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int
 
     columns = (Column("check", "check", "code"), Column("level", "level"), Column("finding", "finding"))
     rows = []
+    # One reason often keeps many checks from running: it is said once.
+    alike: dict[tuple[bool, str], list[str]] = {}
     for o in outcomes:
         if o.skipped:
+            alike.setdefault((o.undecided, o.skipped), []).append(o.check.id)
+    for o in outcomes:
+        if o.skipped and (names := alike.pop((o.undecided, o.skipped), None)):
             status: Any = "warn" if o.undecided else "skip"
-            rows.append(Row((o.check.id, "undecided" if o.undecided else "skipped", o.skipped), status))
+            reason = " ".join(line.strip() for line in o.skipped.splitlines())
+            called = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+            rows.append(Row((called, "undecided" if o.undecided else "skipped", reason), status))
         for f in o.findings:
             advice = (f.advice or o.check.advice) if f.level in ("warn", "error") else ""
             where = f"in {', '.join(f.where)}" if f.where and f.level in ("warn", "error") else ""
             detail = "; ".join(part for part in (where, advice and f"what to do: {advice}") if part)
             rows.append(Row((o.check.id, f.level, f.text), _STATUS[f.level], detail))  # type: ignore[arg-type]
     counts = {level: sum(f.level == level for o in outcomes for f in o.findings) for level in _STATUS}
-    sentence = f"{counts['error']} errors, {counts['warn']} warnings, {len(outcomes)} checks"
+    open_ = sum(o.undecided for o in outcomes)
+    left = f", {open_} undecided" if open_ else ""
+    left += f", {idle} not applicable" if (idle := sum(bool(o.skipped) and not o.undecided for o in outcomes)) else ""
+    sentence = f"{counts['error']} errors, {counts['warn']} warnings, {len(outcomes)} checks{left}"
     sections = [Section("checks", "What was found", columns, tuple(rows))]
     if context.notes:
         notes = tuple(Row((text,), "info") for text in context.notes)

@@ -72,7 +72,8 @@ def _told(found: list[Measured], expected: list[Distribution]) -> tuple[str, boo
     ratio = std / d.std
     # A token may start smaller than another scheme has it.
     small = ratio < 1 / FACTOR and len(m.shape) > 1
-    return f"has std {std:.3g}, {ratio:.2g} times that of {d.text}{guess}", small or not ratio <= FACTOR
+    times = f"{ratio:.3g}" if ratio > 99 else f"{ratio:.2g}"
+    return f"has std {std:.3g}, {times} times that of {d.text}{guess}", small or not ratio <= FACTOR
 
 
 def _far(value: float, right: float) -> bool:
