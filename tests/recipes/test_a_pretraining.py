@@ -139,3 +139,28 @@ def test_a_small_part_that_is_known_is_not_what_a_message_speaks_of(tmp_path: Pa
     answer, _ = to_timm(save(tmp_path / "s.pth", state))
     assert answer.code == 1
     assert "these 12 tensors" in answer.err and "stages.{0..8}.conv_dw.weight" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("student", "teacher_model"), ("student_net", "teacher"), ("model_student", "teacher_encoder")],
+    ids=lambda s: s,
+)
+def test_a10_a_teacher_and_a_student_of_unlike_names(one: str, two: str, tmp_path: Path) -> None:
+    state = prefixed(rand_t(1), f"{one}.") | prefixed(rand_t(2), f"{two}.")
+    source = save(tmp_path / "s.pth", {"state_dict": state})
+    answer, written = to_timm(source)
+    assert answer.code == 0, answer.text
+    assert "the teacher" in answer.text
+    assert equal(written, rand_t(2))
+    answer, written = to_timm(source, "--branch", one)
+    assert answer.code == 0, answer.text
+    assert equal(written, rand_t(1))
+
+
+def test_a_set_that_is_not_whole_names_the_others(tmp_path: Path) -> None:
+    part = {k: v for k, v in rand_t(2).items() if k.startswith("blocks.0.")}
+    state = prefixed(rand_t(1), "model.") | prefixed(part, "teacher.")
+    answer, written = to_timm(save(tmp_path / "s.pth", {"state_dict": state}))
+    assert answer.code == 1 and written is None
+    assert "looked at: state_dict.teacher" in answer.err and "--branch" in answer.err

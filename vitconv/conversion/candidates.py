@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from functools import cache
 from typing import Any
 
+from vitconv.errors import UsageError
 from vitconv.layout.anchor import forms
 from vitconv.layout.detect import above
 from vitconv.layout.dialect import Dialect
@@ -69,3 +70,17 @@ class Candidates:
 def _told(what: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(file_beside(DIALECTS, "anchors.json").read_text(encoding="utf-8"))[what]
     return loaded
+
+
+def check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
+    """Raise UsageError when no dialect has a choice or an option of this name."""
+    known: dict[str, set[str]] = {}
+    for choice in (c for d in dialects for c in d.choices):
+        known.setdefault(choice.name, set()).update(o.name for o in choice.options)
+    for name, option in wanted.items():
+        if option not in known.get(name, ()):
+            has = ", ".join(sorted(known[name])) if name in known else ""
+            raise UsageError(
+                f"from.{name}={option}: "
+                + (f"expected one of {has}" if has else f"choices: {', '.join(sorted(known))}")
+            )

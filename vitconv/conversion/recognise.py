@@ -11,7 +11,7 @@ from typing import Any
 
 from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
-from vitconv.conversion.candidates import Candidates, Special
+from vitconv.conversion.candidates import Candidates, Special, check_choices
 from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
@@ -27,6 +27,7 @@ from vitconv.conversion.suspicions import (
 )
 from vitconv.conversion.table_grid import doubtful_grid
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
+from vitconv.io.contents import some
 from vitconv.io.envelope import Branch, branches, loosen
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
@@ -118,11 +119,17 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         refuse_adapter(chosen, checkpoint.path)
     refuse_quantised(chosen.tensors, wishes.drop)
     if wishes.choices:
-        _check_choices(wishes.choices, dialects.every())
+        check_choices(wishes.choices, dialects.every())
     known = gather(checkpoint, wishes)
     configured = known.beside.choices if known.beside else {}
     choices = {**configured, **_recorded(checkpoint.metadata, dialects), **wishes.choices}
-    branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    try:
+        branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
+    except NotRecognised as e:
+        if wishes.branch or len(found) == 1:
+            raise
+        sets = some(b.name for b in found[1:])
+        raise NotRecognised(f"{e}\n  looked at: {shown(chosen.name)}; also there: {sets} (--branch)") from e
     foreign = known.beside.disagreements({**match.sizes, "i": match.depth}) if known.beside else ()
     if foreign:
         if wishes.config:
@@ -358,19 +365,6 @@ def _recorded(metadata: Mapping[str, str], dialects: Candidates) -> dict[str, st
         return {k: v for k, v in recorded.items() if v in known.get(k, ())}
     except (ValueError, AttributeError, TypeError):
         return {}
-
-
-def _check_choices(wanted: Mapping[str, str], dialects: list[Dialect]) -> None:
-    known: dict[str, set[str]] = {}
-    for choice in (c for d in dialects for c in d.choices):
-        known.setdefault(choice.name, set()).update(o.name for o in choice.options)
-    for name, option in wanted.items():
-        if option not in known.get(name, ()):
-            has = ", ".join(sorted(known[name])) if name in known else ""
-            raise UsageError(
-                f"from.{name}={option}: "
-                + (f"expected one of {has}" if has else f"choices: {', '.join(sorted(known))}")
-            )
 
 
 def _tied(branch: Branch, match: Match) -> list[str]:

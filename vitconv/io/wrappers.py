@@ -25,7 +25,8 @@ _BESIDE = {
 }
 # Words in a name that say which copy it is: student_backbone and teacher_backbone, backbone and backbone_momentum.
 _AVERAGED = frozenset(("ema", "swa", "averaged"))
-_WORDS = _AVERAGED | {"teacher", "student", "online", "target", "momentum"}
+_PAIR = frozenset(("teacher", "student"))
+_WORDS = _AVERAGED | _PAIR | {"online", "target", "momentum"}
 
 # The place of a set whose name says nothing.
 PLAIN = 1
@@ -46,6 +47,10 @@ def split_names(first_parts: set[str]) -> set[str]:
     """Return those first parts of keys that name copies of a network, to be taken apart."""
     copies = first_parts & _COPIES
     copies |= {name for name, beside in _BESIDE.items() if name in first_parts and copies & beside}
+    # A student beside a teacher, whatever else their names say: student and teacher_model.
+    pair = {name for name in first_parts if _words(name) & _PAIR}
+    if len({word for name in pair for word in _words(name) & _PAIR}) > 1:
+        copies |= pair
     families: dict[tuple[str, ...], set[str]] = {}
     for name in first_parts:
         families.setdefault(tuple(word for word in name.split("_") if word not in _WORDS), set()).add(name)
