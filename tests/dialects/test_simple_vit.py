@@ -100,10 +100,14 @@ def test_without_the_edit_a_stored_table_is_asked_for(tmp_path: Path, capsys: py
     assert not out.exists()
 
 
-def test_a_norm_of_pixels_is_kept_only_in_a_residue() -> None:
-    weights, _ = golden(NAMES[1])
-    with pytest.raises(Refused, match=r"embed\.pixel_norm"):
-        translate(weights, "vit-pytorch-simple", "timm-naflex", axes=SIDES, facts={"grid": "4x6"})
+def test_a_norm_of_pixels_is_kept_only_in_a_residue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, residue = tmp_path / "o.safetensors", tmp_path / "r.safetensors"
+    command = ["convert", str(FOLDER / f"{NAMES[1]}.pth"), str(out), "--to", "timm-naflex", *TELL, *MAKE]
+    assert run(command) == 3
+    assert "a norm of the pixels of a patch" in capsys.readouterr().err
+    assert not out.exists()
+    assert run([*command, "--residue", str(residue)]) == 0
+    assert load_file(residue)["embed.pixel_norm.weight"].shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(
