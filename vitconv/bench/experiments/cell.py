@@ -21,6 +21,7 @@ from vitconv.checks.base.run import chosen, run_checks
 from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.training import train
 from vitconv.hosts.base.host import Built
+from vitconv.parity.bridge import state_of
 from vitconv.registry import HOSTS, load
 from vitconv.vit.xformers_style.release import release
 
@@ -36,6 +37,7 @@ FIGURES = frozenset(
         "stream-growth.power_attn",
         "stream-growth.growth",
         "deepnorm-bound.bound",
+        "gate-growth.reach",
     }
 )
 
@@ -59,10 +61,17 @@ class Twin:
 
 @dataclass(frozen=True)
 class Size:
-    """A network by name: `--set` texts and the init scheme."""
+    """A network by name: `--set` texts, the init scheme, and what is changed in its weights after that.
+
+    `gain`: of the norms in the blocks, or None for the scheme's. `queries`: a factor of the matrices of queries and
+    keys, `matrices`: of the others in the blocks.
+    """
 
     sets: tuple[str, ...]
     scheme: str
+    gain: float | None = None
+    matrices: float = 1.0
+    queries: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,16 @@ class Cell:
     @property
     def id(self) -> str:
         """Return a name that no other experiment has."""
-        parts = (self.study, self.variant, f"depth {self.depth}", f"lr {self.lr:g}", f"warm-up {self.warmup}")
+        parts: tuple[str, ...] = (
+            self.study,
+            self.variant,
+            f"depth {self.depth}",
+            f"lr {self.lr:g}",
+            f"warm-up {self.warmup}",
+        )
         more = (f"first {self.until} of {self.steps} steps",) if self.until else ()
+        if self.study == "gates":
+            parts = (*parts, f"{self.steps} steps")
         return ", ".join((*parts, f"seed {self.seed}", self.precision, *more))
 
     @property
@@ -117,13 +134,28 @@ def context(cell: Cell) -> Context:
             *cell.network.sets,
         )
         wanted = Wanted(sets, scheme=cell.network.scheme, data=data, plan=cell.plan, seed=cell.seed)
-        return context_of("vit_tiny", wanted)
+        return changed(context_of("vit_tiny", wanted), cell.network)
     twin = cell.network
     options = {"config": factory(cell, twin), "release": twin.release, "image": 8, "patch": 2, "channels": 1}
     options |= {"classes": 10, "triton": twin.mlp == "FusedMLP"}
     wanted = Wanted(options=options, scheme=twin.scheme, data=data, plan=cell.plan, seed=cell.seed)
     found = context_of("xformers-style:config", wanted)
     return found if twin.eps is None else with_eps(found, twin.eps)
+
+
+def changed(of: Context, size: Size) -> Context:
+    """Change the weights as a size says."""
+    if (size.gain, size.matrices, size.queries) == (None, 1.0, 1.0):
+        return of
+    weights = {name: t.clone() for name, t in of.canonical.items()}
+    for name, t in weights.items():
+        if name.endswith((".norm1.weight", ".norm2.weight")) and size.gain is not None:
+            t.fill_(size.gain)
+        elif name.startswith("blocks.") and t.dim() == 2:
+            t.mul_(size.queries if ".attn.q." in name or ".attn.k." in name else size.matrices)
+    assert of.bridge is not None
+    of.bridge.write(weights, state_of(of.network.module))
+    return dataclasses.replace(of, weights=weights)
 
 
 def factory(cell: Cell, twin: Twin) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from vitconv.bench.experiments.__main__ import read
 from vitconv.bench.experiments.cell import Cell
 from vitconv.bench.experiments.studies import DEPTHS, PLACEMENTS, STUDIES
-from vitconv.bench.experiments.words import CAUSE, HEAD, LIMITS, PLACEMENT, REPORT, SEEN
+from vitconv.bench.experiments.words import CAUSE, GATES, HEAD, LIMITS, ORDER, PLACEMENT, REPORT, SEEN
 
 # A stream this many times its start has grown out of proportion; a loss above this is that of guessing.
 BLOWN = 100.0
@@ -40,13 +40,18 @@ class Result:
     @property
     def collapsed(self) -> bool:
         """Return whether the stream grew so and the loss is that of guessing, or none."""
-        last = self.training["last"]
-        return self.grew and (last is None or last > GUESSING)
+        return self.grew and self.guesses
 
     @property
     def outcome(self) -> str:
-        """Return collapsed, grew or held."""
-        return "collapsed" if self.collapsed else "grew" if self.grew else "held"
+        """Return collapsed, grew, stuck or held."""
+        return "collapsed" if self.collapsed else "grew" if self.grew else "stuck" if self.guesses else "held"
+
+    @property
+    def guesses(self) -> bool:
+        """Return whether the loss is that of guessing at the end, or none."""
+        last = self.training["last"]
+        return last is None or last > GUESSING
 
     def figure(self, name: str, form: str = ".3g") -> str:
         """Return a figure of a check, or a dash."""
@@ -76,7 +81,7 @@ def results(folder: Path, study: str) -> list[Result]:
 
 def page(folder: Path) -> str:
     """Return the page."""
-    placed, report = results(folder, "placement"), results(folder, "report")
+    placed, report, gates = (results(folder, study) for study in STUDIES)
     outcomes = placement_outcomes(placed)
     parts = [
         HEAD,
@@ -84,6 +89,8 @@ def page(folder: Path) -> str:
         _placement_table(placed, outcomes),
         "### Before against after",
         confusion(outcomes),
+        GATES,
+        _gates_table(gates),
         REPORT,
         _report_table(report),
         "How many collapsed, by what was varied:",
@@ -92,7 +99,7 @@ def page(folder: Path) -> str:
         _seen_table(report),
         wrapped(CAUSE.format(**_powers(report), **_factors(report))),
         LIMITS,
-        _run(placed, report),
+        _run({"placement": placed, "report": report, "gates": gates}),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -153,14 +160,36 @@ def _placement_table(found: list[Result], outcomes: list[Outcome]) -> str:
                 if (o.variant, o.depth) != (variant, depth) or o.result.cell.seed:
                     continue
                 r = o.result
+                others = [p for p in outcomes if (p.variant, p.depth) == (variant, depth) and p.result.cell.seed]
+                after = f"**{o.after}**" + "".join(f"; seed {p.result.cell.seed}: {p.after}" for p in others)
                 stream = " ".join(f"{x:.2g}" for x in r.checks["stream"])
                 without = _loss(cold[variant, depth].training)
                 rows.append(
                     f"| {depth} | {variant} | {stream} | {r.figure('gradient-profile.rho', '.2g')} "
                     f"| {r.figure('gradient-profile.token_cosine', '.3f')} | {r.figure('attention.largest', '.2g')} "
-                    f"| {_levels(o)} | {without} / {_loss(r.training)} | **{o.after}** |"
+                    f"| {_levels(o)} | {without} / {_loss(r.training)} | {after} |"
                 )
     return "\n".join((*head, *rows))
+
+
+def _gates_table(found: list[Result]) -> str:
+    """Return one line per network and plan: losses by depth and seed, and how far a gain could come."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for r in found:
+        groups.setdefault((r.cell.variant, r.cell.lr, r.cell.steps), []).append(r)
+    lines = [
+        _row("network", "lr", "steps", "sum of the rates", "`gate-growth` before", "loss: depth 6, seeds 0 and 1; 12"),
+        "|---|---|---|---|---|---|",
+    ]
+    for (variant, lr, steps), runs in sorted(groups.items(), key=lambda item: (item[0][2] * item[0][1], item[0][0])):
+        plan = runs[0].cell.plan
+        total = sum(plan.lr_at(step) for step in range(steps))
+        at = {(r.cell.depth, r.cell.seed): _loss(r.training) for r in runs}
+        told = [at.get((6, 0), "-"), *([at[6, 1]] if (6, 1) in at else [])]
+        losses = " ".join(told) + (f"; {at[12, 0]}" if (12, 0) in at else "")
+        level = runs[0].checks["levels"].get("gate-growth", "-")
+        lines.append(_row(variant, f"{lr:g}", str(steps), f"{total:.3f}", level, losses))
+    return "\n".join(lines)
 
 
 def _row(*cells: str) -> str:
@@ -185,10 +214,15 @@ def confusion(outcomes: list[Outcome]) -> str:
         cells = []
         for word in after:
             some = [o for o in outcomes if o.before == level and o.after == word]
-            names = ", ".join(f"{o.variant} {o.depth}" for o in some if (level, word) not in AGREE)
+            names = ", ".join(_named(o) for o in some if (level, word) not in AGREE)
             cells.append(f"{len(some)}" + (f" ({names})" if names else ""))
         lines.append(f"| {level} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _named(o: Outcome) -> str:
+    seed = o.result.cell.seed
+    return f"{o.variant} {o.depth}" + (f", seed {seed}" if seed else "")
 
 
 # What needs no names: the two agree.
@@ -267,6 +301,12 @@ def _powers(found: list[Result]) -> dict[str, str]:
         "right_low": f"{min(values[False], default=0):.2f}",
         "right_high": f"{max(values[False], default=0):.2f}",
         "right_all": f"{sum(r.collapsed for r in found if not raw(r))} of {sum(not raw(r) for r in found)}",
+        "right_stuck": ", ".join(
+            f"{r.cell.variant} (seed {r.cell.seed}, stream at most {r.training['stream_largest']:.2g})"
+            for r in found
+            if not raw(r) and r.outcome == "stuck"
+        )
+        or "none",
         "raw_with": f"{sum(r.collapsed for r in faults)} of {len(faults)}",
     }
 
@@ -274,20 +314,24 @@ def _powers(found: list[Result]) -> dict[str, str]:
 def _factors(found: list[Result]) -> dict[str, str]:
     def told(name: str) -> str:
         some = [r for r in found if r.cell.variant == name and r.cell.depth == 12 and r.cell.lr == 4e-3]
-        runs = [f"{r.training['accuracy']:.2f} and {r.training['stream_largest']:.2g}" for r in some]
+        runs = [
+            f"{r.training['accuracy']:.2f} and {r.training['stream_largest']:.2g}"
+            + (f" ({r.outcome})" if r.outcome != "held" else "")
+            for r in some
+        ]
         return "; ".join(runs) or "not run"
 
     return {"eps": told("eps 1e-5"), "init": told("init misses q, k, v"), "fused": told("FusedMLP")}
 
 
-def _run(placed: list[Result], report: list[Result]) -> str:
-    lines = ["## What was run", ""]
-    for study, found in (("placement", placed), ("report", report)):
+def _run(all_found: dict[str, list[Result]]) -> str:
+    lines = ["## What was run", "", ORDER.strip(), ""]
+    for study, found in all_found.items():
         planned = STUDIES[study]()
         seconds = sum(r.training["seconds"] for r in found)
         lines.append(f"- `{study}`: {len(found)} of {len(planned)} trainings, {seconds / 60:.0f} minutes.")
         left = [c.id.removeprefix(f"{study}, ") for c in planned if c.id not in {r.cell.id for r in found}]
         if left:
-            lines.append(f'  Not run: {len(left)}, from "{left[0]}" to "{left[-1]}".')
+            lines.append(f"  Not run, for want of time: {'; '.join(left)}.")
     lines += ["", "`python -m vitconv.bench.experiments run docs/experiments` goes on where it stopped."]
     return "\n".join(lines)
