@@ -44,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "npz/big-vision-sincos": {},
     "npz/big-vision-token": {},
     "npz/big-vision-gap": {},
+    # Pooled by the mean, it norms after it, which the pooling alone tells.
+    "vit-pytorch/vit-pytorch-0.40.2-mean": {**HEADS, "pooling": "avg-prefix", "image_size": (16, 16), "grid": (4, 4)},
 }
 
 
@@ -84,7 +86,8 @@ def test_the_author_s_numbers(name: str) -> None:
         for k, v in weights(name).items()
         if v.is_floating_point()
     }
-    moved = translate(grads, dialect_of(name), "canonical", "gradients")
+    told: dict[str, Any] = {"facts": CASES[name], "axes": {"p": 4, "q": 4}} if "vit-pytorch" in name else {}
+    moved = translate(grads, dialect_of(name), "canonical", "gradients", **told)
     found = {k: p.grad for k, p in module.named_parameters() if p.grad is not None}
     scale = max(float(g.abs().max()) for g in found.values())
     off = {k: float((g - moved[k]).abs().max()) / scale for k, g in found.items() if not moved[k].isnan().any()}
@@ -147,3 +150,16 @@ def test_waves_that_a_file_of_eva_lacks_are_asked_about(tmp_path: Path) -> None:
     torch.save({k: v for k, v in state.items() if "freqs" not in k}, path)
     with pytest.raises(Refused, match="--set position="):
         vitconv.load(path, "reference", from_="eva", facts=HEADS)
+
+
+def test_a_norm_behind_the_pooling_is_found_by_the_pooling_that_is_told() -> None:
+    state = weights("vit-pytorch/vit-pytorch-0.40.2-mean")
+    told: dict[str, Any] = {"axes": {"p": 4, "q": 4}}
+    mean = translate(state, "vit-pytorch", "canonical", facts={"pooling": "avg-prefix"}, **told)
+    token = translate(state, "vit-pytorch", "canonical", **told)
+    assert ("pool.norm.weight" in mean, "norm.weight" in mean) == (True, False)
+    assert ("pool.norm.weight" in token, "norm.weight" in token) == (False, True)
+    facts = {"pooling": "avg-prefix", "norm_placement": "pre", "kv_normalised": True}
+    back = translate(mean, "canonical", "vit-pytorch", facts=facts, **told)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[k], state[k]) for k in state)

@@ -1,8 +1,9 @@
 """vit-pytorch (lucidrains): four generations of keys, no bias on q, k, v, patches over rows, columns, channels.
 
 Source: lucidrains/vit-pytorch, vit_pytorch/vit.py, 0.40.2, 1.2.0, 1.6.9 and 1.26.14. From 1.2.0 on a norm over the
-pixels stands before the patch projection, which no other codebase has, and one after it. One head as wide as the
-network has no output projection; such a file is not carried.
+pixels stands before the patch projection, which no other codebase has, and one after it. Before 1.6 the last norm
+stands in the head, behind the pooling. One head as wide as the network has no output projection; such a file is not
+carried.
 """
 
 from vitconv.dialects._parts import PLAIN, why
@@ -30,7 +31,9 @@ def _branches(attn: str, mlp_norm: str, up: str, down: str) -> tuple[Entry, ...]
 _OLD = _branches("0.fn.", "1.norm", "1.fn.net.0", "1.fn.net.3")
 _NEW = _branches("0.", "1.net.0", "1.net.1", "1.net.4")
 _OLD_END = (*norm("mlp_head.0", "norm"), *linear("mlp_head.1", "head", "o d"))
+_MEAN_END = (*norm("mlp_head.0", "pool.norm"), *linear("mlp_head.1", "head", "o d"))
 _NEW_END = (*norm("transformer.norm", "norm"), *linear("mlp_head", "head", "o d"))
+_TOKEN, _MEAN = {"pooling": "token"}, {"pooling": "avg-prefix"}
 
 DIALECT = Dialect(
     name="vit-pytorch",
@@ -50,8 +53,20 @@ DIALECT = Dialect(
         Choice(
             "generation",
             (
-                Option("0.40", (*_BATCHED, *_OLD, *_OLD_END), bind={"patch": "1"}, without=(PIXELS,)),
-                Option("1.2", (*_BATCHED, *_OLD, *_OLD_END, *NORMED), bind={"patch": "2"}),
+                Option("0.40", (*_BATCHED, *_OLD, *_OLD_END), bind={"patch": "1"}, without=(PIXELS,), implies=_TOKEN),
+                Option("1.2", (*_BATCHED, *_OLD, *_OLD_END, *NORMED), bind={"patch": "2"}, implies=_TOKEN),
+                # Pooled by the mean these norm after it, which no key tells.
+                Option(
+                    "0.40-mean",
+                    (*_BATCHED, *_OLD, *_MEAN_END),
+                    bind={"patch": "1"},
+                    without=(PIXELS,),
+                    implies=_MEAN,
+                    asked=True,
+                ),
+                Option(
+                    "1.2-mean", (*_BATCHED, *_OLD, *_MEAN_END, *NORMED), bind={"patch": "2"}, implies=_MEAN, asked=True
+                ),
                 Option("1.6", (*_BATCHED, *_NEW, *_NEW_END, *NORMED), bind={"patch": "2"}),
                 Option(
                     "1.26",
@@ -86,7 +101,7 @@ DIALECT = Dialect(
     ),
     forbids=VARIANTS,
     derived={f"blocks.{{i}}.attn.{x}.bias": "zero" for x in "qkv"},
-    cannot=why("ls", "embed.norm", "pool.norm", "pool.dense", "dist", "map")
+    cannot=why("ls", "embed.norm", "pool.dense", "dist", "map")
     | {
         r"^embed\.(reg|pos_reg)$": "register tokens",
         r"^embed\.mask$": "a mask token",

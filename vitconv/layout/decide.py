@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,18 @@ def decide(dialect: Dialect, fitting: list[Match], facts: Mapping[str, Any]) -> 
             note = f"{choice.name}: read as {option!r}, {why}"
             fitting = [_noted(m, note) for m in likely]
     return fitting
+
+
+def by_facts(fitting: list[Match], others: Callable[[], list[Match]], facts: Mapping[str, Any]) -> list[Match]:
+    """Return the readings that no fact contradicts, from those read on request only if it is one of them."""
+    if not facts or not fitting or any(_agrees(m, facts) for m in fitting):
+        return fitting
+    return [m for m in others() if _agrees(m, facts)] or fitting
+
+
+def _agrees(m: Match, facts: Mapping[str, Any]) -> bool:
+    implied = m.variant.implies.items()
+    return all(facts[k] in (v if isinstance(v, tuple) else (v,)) for k, v in implied if facts.get(k) is not None)
 
 
 def _plausible(n: int, *, first: bool) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError, shown
 from vitconv.layout.canonical import STACKS
-from vitconv.layout.decide import decide
+from vitconv.layout.decide import by_facts, decide
 from vitconv.layout.dialect import Dialect, Item, Variant, form, layers_of, pattern
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.shape import atoms, shape_of
@@ -154,6 +154,8 @@ def fitting(
     dialect = header.settled(dialect)
     solved = _solved((v for v in dialect.variants if v.asked(wanted or {})), header, wanted or {}, given)
     decided = decide(dialect, solved, facts or {})
+    if any(o.asked for c in dialect.choices for o in c.options):
+        decided = by_facts(decided, lambda: _solved(dialect.variants, header, wanted or {}, given), facts or {})
     if len(decided) == 1 or not any(o.foreign for c in dialect.choices for o in c.options):
         return decided
     more = _solved((v for v in dialect.foreign if v.asked(wanted or {})), header, wanted or {}, given)
