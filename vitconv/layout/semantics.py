@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from vitconv.errors import UsageError
@@ -170,9 +171,14 @@ def parse_fact(text: str) -> tuple[str, Any]:
     return name.strip(), fact_value(name.strip(), value.strip())
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Semantics)
+
+
 def fact_value(name: str, value: Any) -> Any:
     """Check and convert one value of the fact `name`, from text or from JSON."""
-    hints = get_type_hints(Semantics)
+    hints = _hints()
     if name not in hints:
         raise UsageError(f"unknown fact {name!r}; known: {', '.join(hints)}")
     if value is None:

@@ -87,6 +87,9 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
     sample = sample.clone(memory_format=torch.contiguous_format)
     mean, std, kurtosis = _moments(sample) if low < high else (low, 0.0, math.nan)
     zeros, subnormal = _near_zero(sample, stored)
+    edge = math.nan
+    if spectrum and tensor.dim() == 2 and bad == 0 and std > 0:
+        edge = spectral_excess(tensor, bounds=None if stray else (low, high))
     return Measured(
         name=name,
         shape=tuple(tensor.shape),
@@ -105,7 +108,9 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
         stored=str(stored).removeprefix("torch."),
         precision=_history(sample, stored) if low < high else "",
         trace=even(sample, TRACE_SAMPLE).float().clone(),
-        edge=spectral_excess(tensor) if spectrum and tensor.dim() == 2 and bad == 0 and std > 0 else math.nan,
+        edge=edge,
+        if spectrum and tensor.dim() == 2 and bad == 0 and std > 0
+        else math.nan,
         stray=stray,
     )
 
@@ -148,15 +153,15 @@ def even(flat: Tensor, most: int) -> Tensor:
     return flat[::step]
 
 
-def spectral_excess(matrix: Tensor, rounds: int = 8) -> float:
+def spectral_excess(matrix: Tensor, rounds: int = 8, bounds: tuple[float, float] | None = None) -> float:
     """Return the largest singular value over std (sqrt rows + sqrt columns), the Marchenko-Pastur edge.
 
     Independent entries give .98 to 1.03, 100 steps of training 1.15 and more. Large matrices by a few rounds of
     Golub and Kahan's bidiagonalisation: what was learned stands out and is found to a percent, independent entries
-    come out 1 to 3 % low.
+    come out 1 to 3 % low. `bounds`: lowest and highest value, where they are known.
     """
     w = matrix.detach().float()
-    low, high = (float(x) for x in torch.aminmax(w))
+    low, high = (float(x) for x in torch.aminmax(w)) if bounds is None else bounds
     mean, std = _mean_std(w)
     if max(high - mean, mean - low) > 6.5 * std:
         # One stray element is a spike in the spectrum, and nothing learned.
