@@ -109,8 +109,6 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
         precision=_history(sample, stored) if low < high else "",
         trace=even(sample, TRACE_SAMPLE).float().clone(),
         edge=edge,
-        if spectrum and tensor.dim() == 2 and bad == 0 and std > 0
-        else math.nan,
         stray=stray,
     )
 
