@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from vitconv.errors import UsageError
 from vitconv.hosts import xformers as real
 from vitconv.hosts.base.host import Spec
 from vitconv.registry import HOSTS, load
@@ -38,6 +39,22 @@ def test_the_real_factory_names_its_attention_only_where_it_is_dense(attention, 
     pytest.importorskip("xformers.factory", reason="no xformers with a factory")
     spec = Spec("", options={"config": config(attention), "wrap": "none"})
     assert load(HOSTS, "xformers").build(spec).facts.attention == fact
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"layer_norm_style": "pre"}, "since 0.0.12 the key is residual_norm_style; host xformers-style"),
+        ({"feedforward_config": {"name": "FusedMLP", "dropout": 0.0}}, "it went in 0.0.27; host xformers-style"),
+        ({"num_layer": 2}, "num_layer'$"),
+    ],
+    ids=["old key", "FusedMLP", "misspelt"],
+)
+def test_a_configuration_of_an_older_release_is_told_where_it_runs(change, says):
+    pytest.importorskip("xformers.factory", reason="no xformers with a factory")
+    spec = Spec("", options={"config": config({"name": "scaled_dot_product"}) | change, "wrap": "none"})
+    with pytest.raises(UsageError, match=says):
+        load(HOSTS, "xformers").build(spec)
 
 
 @pytest.mark.parametrize(("causal", "fact"), [(False, "softmax"), (True, "causal")])

@@ -106,6 +106,9 @@ def joined(parts: Iterable[Found]) -> Found:
         extra = {**part.extra, **extra}
     for name in disputed:
         del facts[name]
+    if "norm_placement" in disputed:
+        # The scale of one of the networks only.
+        facts.pop("residual_alpha", None)
     return Found(
         dataclasses.replace(Semantics(), **facts),
         {axis: size for axis, size in sizes.items() if axis not in unsure},

@@ -9,6 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from vitconv.conversion.against import beside_against_keys, of_this_epoch, told_against_keys
 from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special, check_choices
@@ -131,6 +132,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         sets = some(b.name for b in found[1:])
         raise NotRecognised(f"{e}\n  looked at: {shown(chosen.name)}; also there: {sets} (--branch)") from e
     foreign = known.beside.disagreements({**match.sizes, "i": match.depth}) if known.beside else ()
+    foreign += beside_against_keys(known.beside, match) if known.beside else ()
     if foreign:
         if wishes.config:
             raise Refused(f"{wishes.config} describes another network: {'; '.join(foreign)}")
@@ -141,6 +143,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     if whose:
         branch, match = _settled(checkpoint, branch, Candidates(whose), choices, wishes, known)
     _check_told(wishes, match)
+    known = of_this_epoch(known, match)
     facts, more = released(match, known.facts)
     sources = {**dict.fromkeys(facts.known(), "release"), **known.sources}
     check_floats(match, branch.tensors)
@@ -223,7 +226,7 @@ def _heads_as_fact(wishes: Wishes) -> Wishes:
 
 def _check_told(wishes: Wishes, match: Match) -> None:
     """Refuse what the caller told and the tensors contradict."""
-    wrong = contradictions(wishes.facts, match.sizes)
+    wrong = contradictions(wishes.facts, match.sizes) + told_against_keys(wishes.facts, match)
     layers = {b.layer for b in match.bound if b.layer is not None}
     depth = wishes.axes.get("i")
     if layers and depth not in (None, len(layers)):

@@ -46,10 +46,20 @@ def make(spec: Spec) -> nn.Module:
         try:
             stack = xFormer.from_config(xFormerConfig(config))
         except (TypeError, KeyError, ValueError, AssertionError) as e:
-            raise UsageError(f"xformers {version()} does not accept the configuration: {type(e).__name__}: {e}") from e
+            raise UsageError(
+                f"xformers {version()} does not accept the configuration: {type(e).__name__}: {e}{_older(str(e))}"
+            ) from e
         if getattr(stack, "reversible_encoder", False) or len(stack.decoders):
             raise Refused("only encoder stacks that are not reversible are known")
         return _xformers.wrapped(stack, spec.options).eval()
+
+
+def _older(words: str) -> str:
+    """Say what to do with a configuration of the releases before 0.0.12, or a feedforward that is gone."""
+    if "layer_norm_style" not in words and "FusedMLP" not in words:
+        return ""
+    key = "; since 0.0.12 the key is residual_norm_style" if "layer_norm_style" in words else "; it went in 0.0.27"
+    return f"{key}; host xformers-style with release=0.0.x builds what the older release did"
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
