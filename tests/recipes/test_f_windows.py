@@ -183,3 +183,16 @@ def test_f05_a_classifier_has_no_place_in_a_dense_backbone(tmp_path: Path) -> No
     plain = tmp_path / "plain.safetensors"
     assert vitconv("convert", source, plain, "--to", "swin", "--set", "image_size=16").code == 0
     assert "norm.weight" in tensors(plain)
+
+
+def test_f08_blocks_of_one_stage_may_differ_in_their_windows(tmp_path: Path) -> None:
+    """A focused block whose window is as high as the map, beside one of softmax in windows of 7, on a wide map."""
+    state = {k: v for k, v in swin((28, 56), 7).state_dict().items() if not k.startswith("head.")}
+    source, out = save(tmp_path / "s.safetensors", state), tmp_path / "o.safetensors"
+    edit = ("--edit", "focus-attention:types=MS1,window=14", "--set", "image_size=28x56")
+    answer = vitconv("convert", source, out, "--to", "flatten-swin", *edit)
+    assert answer.code == 0, answer.text
+    bare = save(tmp_path / "bare.safetensors", tensors(out))
+    answer = vitconv("inspect", bare, "--set", "image_size=28x56")
+    assert "stage 1: shifted windows of 7x7 on a map of 7x14 are laid out as microsoft's code does" in answer.out
+    assert "stage 0" not in answer.out

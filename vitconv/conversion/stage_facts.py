@@ -98,12 +98,28 @@ class Held(NamedTuple):
         return to_float(raw, t.dtype, t.shape)
 
 
-def _stages(match: Match, facts: Semantics) -> list[tuple[int, Window, tuple[int, int]]]:
-    """Return (stage, window, map) of every stage of which both are known."""
-    depths = depths_of([name for b in match.bound for name in b.parts])
-    told = told_windows(facts.known(), len(depths))
-    grids = _grids(match, facts, len(depths))
-    return [(s, w, grids[s]) for s, t in enumerate(told) if s in grids and (w := square(t)) is not None]
+def _stages(match: Match, facts: Semantics, *, odd: bool = False) -> list[tuple[int, Window, tuple[int, int]]]:
+    """Return (stage, window, map) of every stage of shifting windows of which both are known, once for each window.
+
+    With `odd`, of the blocks whose windows are shifted alone. Blocks of one stage may differ (FLatten-Swin).
+    """
+    names = [name for b in match.bound for name in b.parts]
+    depths, sizes = depths_of(names), match.sizes
+    if not (len(depths) == 1 or any(".merge." in name for name in names)):
+        return []
+    told, grids = told_windows(facts.known(), len(depths)), _grids(match, facts, len(depths))
+    found: dict[tuple[int, Window], tuple[int, int]] = {}
+    for s, depth in enumerate(depths):
+        for i in range(1 if odd else 0, depth, 2 if odd else 1):
+            if f"u_{s}_{i}" in sizes:
+                w = of_places(sizes[f"u_{s}_{i}"], told[s], grids.get(s))
+            elif f"t_{s}" in sizes:
+                w = of_offsets(sizes[f"t_{s}"], told[s], grids.get(s))
+            else:
+                w = square(told[s])
+            if w is not None and s in grids:
+                found[s, w] = grids[s]
+    return [(s, w, grid) for (s, w), grid in found.items()]
 
 
 def _grids(match: Match, facts: Semantics, stages: int) -> dict[int, tuple[int, int]]:
@@ -130,9 +146,8 @@ _RULE = {"timm": "timm", "torchvision": "torchvision"}
 
 def _contested(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Say whose windows these are, where codebases lay them out in different ways and it matters."""
-    depths = depths_of([name for b in match.bound for name in b.parts])
-    found = [(s, w, grid) for s, w, grid in _stages(match, facts) if depths[s] > 1 and contested(w, grid)]
-    if not found or match.dialect.family != "stages":
+    found = [(s, w, grid) for s, w, grid in _stages(match, facts, odd=True) if contested(w, grid)]
+    if not found:
         return facts, []
     facts = facts.filled({"window_rule": _RULE.get(match.dialect.library, "microsoft")})
     return facts, [
