@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitconv.configs.timm_table import arguments, models
+from vitconv.conversion.recognise import AUTHOR
 from vitconv.parity.weights import Weights
 
 SHOWN = 3
@@ -16,12 +17,20 @@ def suggestion(source: Weights, spec: str) -> str:
     if source.dialect.startswith("hf-"):
         return f"\nor name the network: transformers:config.json@{spec}"
     if source.dialect.startswith("xformers"):
-        return f"\nor name the network: xformers-style:CONFIG.yaml@{spec} with release=0.0.x"
+        return _xformers(source, spec)
     if host == "timm":
         fitting = _timm(source)
         if fitting:
             return f"\nor name the network; these have its sizes: {', '.join(f'timm:{m}@{spec}' for m in fitting)}"
     return f"\nor name the network: {host}:MODEL@{spec}" if host else ""
+
+
+def _xformers(source: Weights, spec: str) -> str:
+    eps = "\nin the blocks of xformers' factory norm_eps is 1e-5, and 1e-6 where Triton ran (0.0.10 to 0.0.26)"
+    eps = eps if source.facts.norm_eps is None else ""
+    # The networks of its examples have a final norm that no host puts around the stack.
+    own = source.sources.get("final_norm_eps", "").startswith(AUTHOR)
+    return eps + ("" if own else f"\nor name the network: xformers-style:CONFIG.yaml@{spec} with release=0.0.x")
 
 
 def _timm(source: Weights) -> list[str]:
