@@ -11,6 +11,7 @@ from vitconv.configs.parse import parse_yaml
 from vitconv.configs.xformers import accepts, facts_from_config
 from vitconv.errors import BadFile, UsageError
 from vitconv.layout.semantics import Semantics
+from vitconv.vit.xformers_style.encoder import xformer
 
 # The ViT-B of the first public report (facebookresearch/xformers issue 219), as its author gave it.
 REPORT = """
@@ -211,3 +212,19 @@ def test_a_flag_that_rules_triton_out_fixes_the_eps() -> None:
     # Before 0.0.12 the final norm did not heed the flag.
     found = facts_from_config([old(use_triton=False, num_layers=2), old(use_triton=False, num_layers=1)])
     assert (found.facts.norm_eps, found.facts.final_norm_eps) == (1e-5, None)
+
+
+def hydra(target: str = "xFormerEncoderConfig") -> dict[str, Any]:
+    """Return a block as the examples' build_model writes it for Hydra: the class in place of the block type."""
+    inner = {"_target_": f"xformers.factory.block_factory.{target}", **block(block_type=None)}
+    stack = {"_target_": "xformers.factory.model_factory.xFormer", "stack_configs": {"encoder_local": inner}}
+    return {"xformer": stack}
+
+
+def test_a_configuration_for_hydra_is_read() -> None:
+    found = facts_from_config(hydra())
+    assert (found.facts.heads, found.facts.norm_placement, found.sizes["i"]) == (4, "pre", 3)
+    assert accepts(hydra())
+    model = xformer(hydra(), "0.0.22")
+    assert len(model.encoders) == 3
+    assert "decoder" in " ".join(facts_from_config(hydra("xFormerDecoderConfig")).refusals)

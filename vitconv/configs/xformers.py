@@ -17,6 +17,7 @@ from vitconv.configs.xformers_release import facts_from_release, release_number,
 from vitconv.errors import BadFile
 from vitconv.layout.semantics import Semantics
 
+_TARGET = "_target_"
 _MARKS = ("block_type", "multi_head_config", "block_config", "stack_configs")
 
 
@@ -126,15 +127,26 @@ def _entries(raw: Any, where: str) -> Iterator[tuple[Fields, bool]]:
             outer = {k: v for k, v in raw.items() if k != "block_config"}
             yield Fields({**outer, **inner.raw}, inner.where), True
         elif any(mark in raw for mark in _MARKS):
-            yield Fields(raw, where), False
+            yield Fields(_instantiated(raw), where), False
         else:
             for name, value in raw.items():
+                if name == _TARGET:
+                    continue
                 yield from _entries(value, f"{where}: {name}")
     elif isinstance(raw, Sequence) and not isinstance(raw, str):
         for j, value in enumerate(raw):
             yield from _entries(value, f"{where}: [{j}]" if len(raw) > 1 else where)
     else:
         raise BadFile(f"{where}: found {type(raw).__name__}, expected a block configuration or a list of them")
+
+
+def _instantiated(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take off what Hydra instantiates a block by: `_target_` names the class, and so the block type."""
+    target = str(raw.get(_TARGET, ""))
+    if not target.endswith((".xFormerEncoderConfig", ".xFormerDecoderConfig")):
+        return raw
+    kind = "encoder" if target.endswith(".xFormerEncoderConfig") else "decoder"
+    return {"block_type": kind, **{k: v for k, v in raw.items() if k != _TARGET}}
 
 
 def _epoch(blocks: Sequence[Block], where: str) -> str | None:

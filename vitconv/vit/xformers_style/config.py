@@ -124,15 +124,25 @@ def _entries(raw: Raw | Sequence[Raw]) -> Iterator[Raw]:
             # 0.0.1 to 0.0.7: {reversible, block_config: {...}}
             yield {**{k: v for k, v in raw.items() if k != "block_config"}, **raw["block_config"]}
         elif "block_type" in raw or "dim_model" in raw:
-            yield raw
+            yield _instantiated(raw)
         else:
-            for value in raw.values():
-                yield from _entries(value)
+            for name, value in raw.items():
+                if name != "_target_":
+                    yield from _entries(value)
     elif isinstance(raw, Sequence) and not isinstance(raw, str):
         for value in raw:
             yield from _entries(value)
     else:
         raise UsageError(f"a configuration is a mapping or a list of them, found {type(raw).__name__}")
+
+
+def _instantiated(raw: Raw) -> Raw:
+    """Take off what Hydra instantiates a block by: `_target_` names the class, and so the block type."""
+    target = str(raw.get("_target_", ""))
+    kind = "encoder" if target.endswith(".xFormerEncoderConfig") else "decoder"
+    if not target.endswith((".xFormerEncoderConfig", ".xFormerDecoderConfig")):
+        return raw
+    return {"block_type": kind, **{k: v for k, v in raw.items() if k != "_target_"}}
 
 
 def _block(raw: dict[str, Any], release: Release, ignored: list[str], where: str) -> BlockConfig:
