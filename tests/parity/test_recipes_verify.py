@@ -53,12 +53,18 @@ class Unapplied(Norm):
         return x
 
 
-def test_e10_a_norm_that_is_loaded_and_never_applied(live):
-    result = verify(live(), live(lambda m: setattr(m.norm, "__class__", Unapplied)), **QUICK)
+@pytest.mark.parametrize(
+    ("path", "site"), [("norm", "norm"), ("blocks.1.norm1", "blocks.1.attn"), ("blocks.0.norm2", "blocks.0.mlp")]
+)
+def test_e10_a_norm_that_is_loaded_and_never_applied(path, site, live):
+    def change(module: Any) -> None:
+        module.get_submodule(path).__class__ = Unapplied
+
+    result = verify(live(), live(change), **QUICK)
     assert result.verdict == "differs"
-    assert result.where.forward == "norm"
+    assert result.where.forward == site
     row = next(r for r in result.stage("sanity").rows if r.name == "B: parameters exercised")
-    assert "norm.{weight,bias}" in row.detail or ("norm.weight" in row.detail and "norm.bias" in row.detail)
+    assert f"{path}.{{weight,bias}}" in row.detail or (f"{path}.weight" in row.detail and f"{path}.bias" in row.detail)
 
 
 @pytest.mark.parametrize("pooling", ["avg", "avg-prefix"])
@@ -79,25 +85,36 @@ class FreshProjection(ViT):
         return super().forward(*args, **kwargs) + self.extra
 
 
-def test_g05_a_network_that_is_another_each_time_it_is_built(live):
+@pytest.mark.parametrize(("side", "verdict"), [("A", "undecided"), ("B", "differs")])
+def test_g05_a_network_that_is_another_each_time_it_is_built(side, verdict, live):
     """A random tensor outside of the state dict: the second copy of the same network answers otherwise."""
 
     def change(module: Any) -> None:
         module.__class__ = FreshProjection
         module.extra = torch.randn(5)
 
-    result = verify(live(change), live(), **{**QUICK, "skip": ["why", "where", "function"]})
-    assert result.verdict == "undecided"
-    assert result.reason.startswith("A: repeats")
+    pair = (live(change), live()) if side == "A" else (live(), live(change))
+    result = verify(*pair, **{**QUICK, "skip": ["why", "where", "function"]})
+    assert result.verdict == verdict
+    assert result.reason.startswith(f"{side}: repeats")
 
 
-def test_g13_one_weight_off_names_the_first_block(live, weights):
+@pytest.mark.parametrize(
+    ("key", "site"),
+    [
+        ("blocks.1.mlp.up.weight", "blocks.1.mlp"),
+        ("blocks.0.attn.v.weight", "blocks.0.attn"),
+        ("embed.patch.weight", "embed"),
+        ("head.bias", "head"),
+    ],
+)
+def test_g13_one_weight_off_names_the_first_block(key, site, live, weights):
     other = {n: t.clone() for n, t in weights.items()}
-    other["blocks.1.mlp.up.weight"][3, 4] += 1e-3
+    other[key].view(-1)[3] += 1e-3
     result = verify(live(), live(given=other), **QUICK)
     assert result.verdict == "differs"
     bad = result.stage("function").failures[0]
-    assert "first tap blocks.1.mlp" in bad.detail
+    assert f"first tap {site}" in bad.detail
     assert {"max_abs", "max_rel", "min_tolerance"} <= set(bad.values)
 
 

@@ -122,9 +122,10 @@ def tower(embed: int = 16, prefix: str = "visual.") -> dict[str, torch.Tensor]:
     return {prefix + k: v for k, v in state.items()}
 
 
-def test_g10_width_and_embedding_are_both_said(tmp_path: Path) -> None:
-    facts = vitconv("inspect", save(tmp_path / "s.safetensors", tower(16)), "--json").json["facts"]
-    assert (facts["width"], facts["classes"]) == (32, 16)
+@pytest.mark.parametrize("embed", [16, 48])
+def test_g10_width_and_embedding_are_both_said(embed: int, tmp_path: Path) -> None:
+    facts = vitconv("inspect", save(tmp_path / "s.safetensors", tower(embed)), "--json").json["facts"]
+    assert (facts["width"], facts["classes"]) == (32, embed)
     # A projection that no layout knows of is named, not passed over.
     answer = vitconv("inspect", save(tmp_path / "t.safetensors", {**rand_t(head=False), "proj": draw(32, 16)}))
     assert answer.code == 1
