@@ -253,3 +253,28 @@ def test_peft_itself_agrees(base, tmp_path: Path) -> None:
     # PEFT rounds the product, its multiple and the sum to float32 each: three roundings of values up to 32.
     worst = max((ours[k] - v).abs().max().item() for k, v in theirs.items())
     assert worst <= 3 * 2.0**-19, worst
+
+
+def test_an_adapter_of_a_live_model_finds_the_names_on_disk(tmp_path: Path, capsys) -> None:
+    """transformers 5 holds other names in memory than it writes, and PEFT writes those of the memory."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    net = ViTForImageClassification(ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=3))
+    net.save_pretrained(tmp_path / "base")
+    live = {k: v.detach().clone() for k, v in net.state_dict().items()}
+    modules = ["vit.layers.0.attention.q_proj", "vit.layers.1.attention.v_proj", "vit.layers.1.mlp.fc1"]
+    tensors = adapter(live, modules)
+    # Trained whole: the classifier, and a bias beside LoRA.
+    more = {"classifier.weight": torch.randn(3, 32), "vit.layers.0.attention.q_proj.bias": torch.randn(32)}
+    tensors |= {PREFIX + "classifier.weight": more["classifier.weight"]}
+    tensors |= {PREFIX + "vit.layers.0.attention.q_proj.base_layer.bias": more["vit.layers.0.attention.q_proj.bias"]}
+    folder = write(tmp_path / "lora", tensors, alpha_pattern={"v_proj": 2})
+    assert call(tmp_path / "base", tmp_path / "out", "--adapter", folder, "--to", "hf-vit-5") == 0
+    want = merged(live, tensors, lambda m: (2 if m.endswith("v_proj") else ALPHA) / RANK) | more
+    assert same(load_file(tmp_path / "out" / "model.safetensors"), want)
+    # A module of no name that the network has in either epoch is still refused.
+    stray = {k.replace("layers.0.attention.q_proj", "layers.0.attention.x_proj"): v for k, v in tensors.items()}
+    folder = write(tmp_path / "stray", stray)
+    assert call(tmp_path / "base", tmp_path / "no", "--adapter", folder, "--to", "hf-vit-5") == 3
+    assert "vit.layers.0.attention.x_proj" in capsys.readouterr().err

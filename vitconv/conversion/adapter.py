@@ -155,8 +155,8 @@ def adapter_of(tensors: Mapping[str, Stored], where: str) -> Adapter:
 
 
 def _unsaved(key: str) -> str:
-    """Return the key of a module that was trained whole: `head.modules_to_save.default.weight` is head.weight."""
-    return re.sub(r"\.modules_to_save\.[^.]+\.", ".", key)
+    """Return the key of what was trained whole: `head.modules_to_save.default.weight`, or a bias beside LoRA."""
+    return re.sub(r"\.modules_to_save\.[^.]+\.", ".", key).replace(".base_layer.", ".")
 
 
 def split(tensors: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, Stored]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vitconv.conversion.adapter import WEIGHTS, Adapter, Config, adapter_of, is_adapter_key, read_config, split
@@ -151,7 +152,8 @@ def _merged(
     config: Config,
 ) -> Merged:
     source = other or checkpoint
-    pairs = _placed(adapter.pairs, base, "weight", str(config.path))
+    twins = _twins(adapter, base)
+    pairs = _placed(adapter.pairs, base, "weight", str(config.path), twins)
     _check(pairs, base, config)
     home = next(iter(taken.tensors.values())).path[:-1]
     tensors: dict[tuple[str, ...], Stored] = {}
@@ -166,7 +168,7 @@ def _merged(
         path, w = (*home, key), base[key]
         tensors[path] = Stored(path, w.dtype, w.shape, Blob(-1, 0, w.nbytes, f"lora:{key}"))
         made[path] = _sum(checkpoint, w, source, a, b, config.scale(module, a.shape[0]))
-    whole = {_key_in(base, key): stored for key, stored in adapter.whole.items()}
+    whole = {_key_in(base, key, twins): stored for key, stored in adapter.whole.items()}
     for key, stored in whole.items():
         path = (*home, key)
         tensors[path] = _renamed(stored, path)
@@ -180,13 +182,17 @@ def _renamed(stored: Stored, path: tuple[str, ...]) -> Stored:
 
 
 def _placed(
-    pairs: Mapping[str, tuple[Stored, Stored]], base: Mapping[str, Stored], kind: str, where: str
+    pairs: Mapping[str, tuple[Stored, Stored]],
+    base: Mapping[str, Stored],
+    kind: str,
+    where: str,
+    twins: Mapping[str, str],
 ) -> dict[str, tuple[str, Stored, Stored]]:
     """Return {key of the base: (module, A, B)}; the adapter may leave out, or have, a prefix before all keys."""
     found: dict[str, tuple[str, Stored, Stored]] = {}
     lost: list[str] = []
     for module, (a, b) in pairs.items():
-        key = _key_in(base, f"{module}.{kind}")
+        key = _key_in(base, f"{module}.{kind}", twins)
         if key in base:
             found[key] = (module, a, b)
         else:
@@ -195,18 +201,29 @@ def _placed(
         what = f"{len(lost)} modules that the weights do not have: {', '.join(collapse(lost)[:4])}"
         raise Refused(
             f"{where}: the adapter is for {what if lost else 'nothing'}. It belongs to another network, or to another"
-            " naming of it: convert the base to the naming of the adapter first (such as --to hf-vit-5 for"
-            " transformers 5), and merge then"
+            " naming of it: convert the base to the naming of the adapter first (--to), and merge then"
         )
     return found
 
 
-def _key_in(base: Mapping[str, Stored], key: str) -> str:
-    """Return the key in the base: the same, or the only one that has it at its end or is its end."""
+def _twins(adapter: Adapter, base: Mapping[str, Stored]) -> Mapping[str, str]:
+    """Return the base's names in its library's other epoch, where the adapter is for none of those it has."""
+    if all(_key_in(base, f"{module}.weight") in base for module in adapter.pairs):
+        return {}
+    from vitconv.conversion.twins import twin_names
+
+    return twin_names(base)
+
+
+def _key_in(base: Mapping[str, Stored], key: str, twins: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the key in the base: the same, or the only one that has it at its end or is its end, or its twin's."""
     if key in base:
         return key
-    near = [k for k in base if k.endswith(f".{key}") or key.endswith(f".{k}")]
-    return near[0] if len(near) == 1 else key
+    for names in (base, twins):
+        near = [k for k in names if k == key or k.endswith(f".{key}") or key.endswith(f".{k}")]
+        if len(near) == 1:
+            return twins.get(near[0], near[0])
+    return key
 
 
 def _check(pairs: Mapping[str, tuple[str, Stored, Stored]], base: Mapping[str, Stored], config: Config) -> None:

@@ -50,6 +50,9 @@ def first(
         try:
             found = prepare(src, replace(order, to=name))
         except Refused as error:
+            if str(error) in map(str, reasons.values()):
+                # Of the source, whatever the target.
+                raise
             reasons[name] = error
             continue
         if reasons and not _fits(found, name):
