@@ -163,3 +163,25 @@ def test_a_norm_behind_the_pooling_is_found_by_the_pooling_that_is_told() -> Non
     back = translate(mean, "canonical", "vit-pytorch", facts=facts, **told)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize("base", [100.0, 30.0, 7.5])
+def test_the_base_of_stored_periods_is_read_off_them(base: float, tmp_path: Path) -> None:
+    state = weights("dinov3/dinov3-masked")
+    n = len(state["rope_embed.periods"])
+    path = tmp_path / "w.pth"
+    torch.save(state | {"rope_embed.periods": base ** (torch.arange(n, dtype=torch.float64) / n)}, path)
+    found = recognise(path, Wishes(from_="dinov3"))
+    found.checkpoint.close()
+    assert found.facts.rope_theta == pytest.approx(base, rel=1e-9)
+    assert any("rope_theta" in note for note in found.notes) == (base != 100.0)
+
+
+def test_periods_of_no_base_are_said(tmp_path: Path) -> None:
+    state = weights("dinov3/dinov3-masked")
+    n = len(state["rope_embed.periods"])
+    path = tmp_path / "w.pth"
+    torch.save(state | {"rope_embed.periods": torch.linspace(0.5, 90.0, n, dtype=torch.float64)}, path)
+    found = recognise(path, Wishes(from_="dinov3"))
+    found.checkpoint.close()
+    assert any("periods of no base" in note for note in found.notes)

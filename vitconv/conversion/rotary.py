@@ -22,6 +22,8 @@ def proven_by_waves(
         Refused: the waves disagree with each other, with the position table, or with what was told.
     """
     notes = _rounded_periods(match, stored)
+    facts, more = _base(match, facts, stored, read)
+    notes += more
     keys = [key for key, const in match.consts.items() if const.value in _WAVES]
     if not keys:
         return facts, notes
@@ -85,6 +87,31 @@ def _precision(
     if np.abs(held.reshape(exact.shape) - exact).max() < 1e-12:
         return {}
     return {"rope_precision": "float32" if (held == held.astype(np.float32)).all() else "float32-frequencies"}
+
+
+def _base(
+    match: Match, facts: Semantics, stored: Mapping[str, Stored], read: Callable[[Stored], Any]
+) -> tuple[Semantics, list[str]]:
+    """Fill in the base of stored periods base^(k/n), k = 0 to n - 1, and say when they have none."""
+    from vitconv.layout.arith import FLOATS, to_float
+
+    key = next((b.key for b in match.bound if "rope.periods" in b.parts), None)
+    if key is None or stored[key].dtype not in FLOATS or facts.rope_theta is not None:
+        return facts, []
+    import numpy as np
+
+    periods = to_float(read(stored[key]), stored[key].dtype, stored[key].shape).astype(np.float64)
+    n = len(periods)
+    if n < 2 or not (periods > 0).all():
+        return facts, []
+    slack = 2.0**-6 if stored[key].dtype in ("F16", "BF16") else 1e-5
+    # Its last period is the least rounded root; a whole number is meant when it is as near.
+    exact = float(periods[-1]) ** (n / (n - 1))
+    for base in (100.0, float(round(exact)), exact):
+        if np.allclose(periods, base ** (np.arange(n) / n), rtol=slack, atol=0):
+            found = facts.filled({"rope_theta": base})
+            return found, [] if base == 100.0 else [f"rope_theta: {base:g}, which the stored periods are of"]
+    return facts, [f"{key} holds periods of no base: they were configured by the shortest and the longest"]
 
 
 def _rounded_periods(match: Match, stored: Mapping[str, Stored]) -> list[str]:
