@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -105,3 +107,52 @@ def test_pre_norm_branches_are_no_matter_of_gate_growth(sets: tuple[str, ...], n
 def test_gains_of_a_swin_v2(tmp_path: Path, check: Any) -> None:
     context = dataclasses.replace(swin(tmp_path, v2=True), plan=Plan(steps=100))
     assert check("gate-growth", context).level == "warn"
+
+
+class Wrapped(torch.nn.Module):
+    """A small network, and what is done with its logits."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import timm
+
+        torch.manual_seed(0)
+        size: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4}
+        self.inner = timm.create_model("vit_tiny_patch16_224", num_classes=10, **size)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "batch-mean":
+            return self.inner(x - x.mean(0, keepdim=True))
+        y = self.inner(x)
+        return y.softmax(-1) if self.kind == "softmax" else y * math.inf if self.kind == "infinite" else y
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "level", "says"),
+    [
+        ("plain", "loss-at-init", "ok", ""),
+        ("softmax", "loss-at-init", "warn", "probabilities"),
+        ("infinite", "example-leakage", "ok", "not finite beside"),
+        ("batch-mean", "example-leakage", "error", "100%"),
+        ("batch-mean", "dropout-alive", "ok", "nothing random"),
+        ("plain", "facts", "ok", ""),
+        ("half", "facts", "error", "float16"),
+        ("frozen", "gradient-profile", "warn", "requires_grad"),
+    ],
+)
+def test_faults_around_a_network(
+    kind: str, name: str, level: str, says: str, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> torch.nn.Module:
+        model = Wrapped(kind)
+        if kind == "frozen":
+            model.inner.blocks.requires_grad_(False)
+        return model.half() if kind == "half" else model
+
+    module = ModuleType("made_here")
+    module.make = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    found = check(name, context_of("python:made_here:make", Wanted(sets=("image_size=32",))))
+    assert found.level == level
+    assert says in " ".join(f.text for f in found.findings) + found.skipped

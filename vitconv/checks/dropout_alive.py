@@ -41,8 +41,9 @@ def _evaluated(context: Context) -> tuple[Tensor, Tensor]:
     again, first = context.beside_nothing, context.signals.output[:1]
     if again is None or again.shape[0] != 2 or not bool(again[0].isfinite().all()):
         built = context.network
+        # The same batch: where examples mix, one alone gives something else, and nothing is random.
         with torch.no_grad():
-            return first, built.run(built.module, context.data.batch(1)[0])
+            return first, built.run(built.module, context.data.batch(context.plan.batch)[0])[:1]
     return first, again[:1]
 
 

@@ -27,6 +27,16 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         yield Finding("error", "query and key gradients are not finite in float32")
         return
     if max(norms) == 0.0:
+        frozen = [n for n, p in context.network.module.named_parameters() if not p.requires_grad]
+        if frozen:
+            yield Finding(
+                "warn",
+                f"queries and keys get no gradient: {len(frozen)} parameters are frozen (requires_grad is False)",
+                {"frozen": len(frozen)},
+                tuple(frozen[:8]),
+                "fine for a linear probe; else set requires_grad before the optimiser is made",
+            )
+            return
         by_design = not context.trained and gated(context)
         yield Finding(
             "info" if by_design else "error",

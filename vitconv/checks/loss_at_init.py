@@ -22,6 +22,14 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         yield Finding("error", "the logits are not finite", {"loss": seen.loss})
         return
     count, classes = y.shape
+    if classes > 1 and bool((y >= 0).all()) and bool(((y.sum(1) - 1).abs() < 1e-3).all()):
+        yield Finding(
+            "warn",
+            "the outputs are not negative and sum to 1: they look like probabilities, and cross-entropy takes logits",
+            {"loss": seen.loss},
+            advice="leave the softmax to the loss; a softmax of a softmax is nearly flat, and so is its gradient",
+        )
+        return
     spread = float(y.std(1, correction=0).mean())
     expected = math.log(classes) + spread**2 / 2
     room = 3 * spread / math.sqrt(count) + limits["room"]

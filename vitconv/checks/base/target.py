@@ -153,7 +153,9 @@ def _hosted(text: str, wanted: Wanted) -> Context:
     spec = Spec(model, given, Semantics(**ask.facts))
     torch.manual_seed(wanted.seed)
     built = host.build(spec)
-    context = _seen(text, built, spec, wanted)
+    # What is looked at is in float32; in what the parameters are kept is a matter of the facts.
+    stored = {key: t.dtype for key, t in state_of(built.module).items()}
+    context = _as_stored(_seen(text, built, spec, wanted), stored)
     if not path:
         return context
     if context.bridge is None:
@@ -161,6 +163,16 @@ def _hosted(text: str, wanted: Wanted) -> Context:
     found = load_weights(check_file(path))
     context.bridge.write(found.tensors, state_of(built.module))
     return dataclasses.replace(context, weights=found.tensors)
+
+
+def _as_stored(context: Context, stored: Mapping[str, torch.dtype]) -> Context:
+    """Give the canonical weights the half-precision dtypes that the network's own tensors have."""
+    bridge, weights = context.bridge, context.weights
+    halves = (torch.float16, torch.bfloat16)
+    if bridge is None or weights is None or not any(dtype in halves for dtype in stored.values()):
+        return context
+    kinds = {name: stored[bridge.prefix + cell.view.tensor] for name, cell in bridge.network.cells.items()}
+    return dataclasses.replace(context, weights={n: t.to(kinds[n]) for n, t in weights.items()})
 
 
 def _live(module: nn.Module, wanted: Wanted, name: str) -> Context:
