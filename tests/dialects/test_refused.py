@@ -64,6 +64,16 @@ def test_final_norms_in_every_block(manifest: Manifest) -> None:
         found(shapes)
 
 
+@pytest.mark.parametrize("norms", [True, False], ids=["with norms", "without norms"])
+def test_blocks_of_both_styles(manifest: Manifest, norms: bool) -> None:
+    post = {k: s for k, s in manifest("xformers-post").items() if norms or ".norm." not in k}
+    shapes = manifest("xformers-pre") | {
+        k.replace(f"encoders.{i}.", f"encoders.{i + 2}."): s for k, s in post.items() for i in (int(k.split(".")[1]),)
+    }
+    with pytest.raises(Refused, match="or beside post-norm ones"):
+        found(shapes)
+
+
 def test_reversible_blocks(manifest: Manifest) -> None:
     shapes = {}
     for key, shape in manifest("xformers-pre").items():

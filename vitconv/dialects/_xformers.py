@@ -165,7 +165,7 @@ FORBIDS = (
     Forbid(r"\.wrap_ff\.norm\.(weight|bias)$", "a final norm in the middle of the stack has no equivalent"),
     # Unknown where the other style is closer.
     Forbid(
-        r"\.wrap_att\.(layer\.)?norm\.(weight|bias)$",
+        r"\.wrap_att\.((layer\.)?norm\.(weight|bias)|(sublayer\.layer|layer\.sublayer)\.proj\.weight)$",
         "pre-norm blocks that end with a norm inside the stack, or beside post-norm ones, have no equivalent",
     ),
     Forbid(
