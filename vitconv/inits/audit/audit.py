@@ -23,8 +23,8 @@ from vitconv.layout.blocks import blocks_of
 from vitconv.layout.semantics import Semantics
 from vitconv.registry import INITS, load, load_all
 
-# Three blocks and three parts are enough for a verdict.
-_SPECTRA = ("attn.q", "attn.out", "mlp.down")
+# Three blocks and two parts, and one more, are enough for a verdict.
+_SPECTRA = ("attn.q", "attn.out")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def audit_tensors(
         raise Refused("the audit looks at blocks with queries; this network has none, neither in stages nor without")
     some = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}
     spectra = {f"{block}.{part}.weight" for block in some for part in _SPECTRA}
+    # Four times as large as the others, so of one block.
+    spectra.add(f"{blocks[len(blocks) // 2]}.mlp.down.weight")
     measured = {name: measure(name, t, spectrum=name in spectra) for name, t in tensors.items()}
     arch = Architecture({name: m.shape for name, m in measured.items()}, facts or Semantics())
     asked = load(INITS, scheme) if isinstance(scheme, str) else scheme
