@@ -173,14 +173,10 @@ def _from_folder(kind: Kind, name: str, path: str) -> Any:
     module = import_module(f"{kind.package}.{file.removesuffix('.py')}")
     entry = getattr(module, kind.constant, None)
     if entry is None:
-        raise LayoutError(
-            f"{file} in {kind.package} has no {kind.constant}; define it, or start the name with '_'"
-        )
+        raise LayoutError(f"{file} in {kind.package} has no {kind.constant}; define it, or start the name with '_'")
     said = getattr(entry, "name", name)
     if said != name:
-        raise LayoutError(
-            f"{file} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}"
-        )
+        raise LayoutError(f"{file} in {kind.package} holds the {kind.singular} {said!r}; expected the name {name!r}")
     return entry
 
 
