@@ -103,8 +103,9 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     code = run(arguments)
-    if "torch" not in sys.modules:
-        # Taking the interpreter apart would be a tenth of a conversion's time, and there is nothing left to do.
+    # Taking the interpreter apart would be a tenth of a conversion's time, and there is nothing left to do. Under
+    # torchrun, threads of torch that outlive its process group take the process down meanwhile.
+    if "torch" not in sys.modules or os.environ.get("WORLD_SIZE", "1") != "1":
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
