@@ -27,37 +27,44 @@ from vitconv.parity.verify import run_stages
 
 
 @dataclass
-class Beside(Pair):
-    """A pair that runs the bare network right after every pass, with the same images at the same precision.
-
-    Only the bare passes are timed by it: those of the verification find memory that the bare ones have just given back,
-    and take a fifth longer for that.
+class Noted(Pair):
+    """A pair that notes the passes it makes.
 
     Attributes:
-        bare: seconds of the bare pass, per pass.
+        passes: the side, the images, the precision, the weights, and hooks and direction where told, per pass.
     """
 
-    bare: list[float] = field(default_factory=list)
-    _networks: dict[tuple[str, str], Built] = field(default_factory=dict, repr=False)
+    passes: list[tuple[Side, Tensor, str, str, dict[str, Any]]] = field(default_factory=list)
 
     def run(self, side: Side, inputs: str, precision: str, of: str, **more: Any) -> Trace:
-        """Run, and run bare if a pass was made."""
+        """Run, and note what was run if a pass was made."""
         before = self.runs
         done = super().run(side, inputs, precision, of, **more)
         if self.runs > before:
             given = more.get("images")
-            images = self.images[inputs] if given is None else given
+            kept: dict[str, Any] = {k: v for k, v in more.items() if k in ("hooks", "backward")}
+            self.passes.append((side, self.images[inputs] if given is None else given, precision, of, kept))
+        return done
+
+    def bare(self, count: int) -> list[float]:
+        """Make the first `count` passes again, bare and one after the other; return the seconds of each.
+
+        Not in turn with the others: a pass that finds the memory that the one before it has just given back takes a
+        fifth longer.
+        """
+        networks: dict[tuple[str, str], Built] = {}
+        seconds = []
+        for side, images, precision, of, more in self.passes[:count]:
             dtype = precision_of(precision).dtype
             key = (side.label, str(dtype))
-            if key not in self._networks:
-                self._networks[key] = module_of(side, dtype=dtype, weights=self.weights(side, of))
-            built, backward = self._networks[key], more.get("backward", True)
+            if key not in networks:
+                networks[key] = module_of(side, dtype=dtype, weights=self.weights(side, of))
             with ExitStack() as stack:
                 # Attention composed of its parts is another pass than that of a fused kernel.
                 for hook in more.get("hooks", ()):
-                    stack.enter_context(hook(built))
-                self.bare.append(_bare(built, images, precision, backward=backward))
-        return done
+                    stack.enter_context(hook(networks[key]))
+                seconds.append(_bare(networks[key], images, precision, backward=more.get("backward", True)))
+        return seconds
 
 
 def _bare(built: Built, images: Tensor, precision: str, *, backward: bool) -> float:
@@ -75,7 +82,7 @@ def _bare(built: Built, images: Tensor, precision: str, *, backward: bool) -> fl
 
 @dataclass(frozen=True)
 class Cost:
-    """A stage: its wall clock in a plain verification, and that of its passes run bare in another, in seconds."""
+    """A stage: its wall clock, and that of its passes made again bare, in seconds."""
 
     stage: str
     passes: int
@@ -108,19 +115,20 @@ def bench(model: str, options: Sequence[str], eps: float, precisions: Sequence[s
     a, b = resolve(f"timm:{model}", f"timm:{model}", ask_a=asked(options), ask_b=asked(options))
     pair = pair_of(a, _with_eps(b, eps))
     stated = plan_of(pair, precisions, frozenset()).nbytes
+    noted = Noted(pair.a, pair.b, pair.images, pair.device, pair.seed)
     gc.collect()
     start = _resident()
-    result = run_stages(pair, precisions, frozenset(), PROFILES["default"])
+    result = run_stages(noted, precisions, frozenset(), PROFILES["default"])
     peak = _peak() - start
-    beside = Beside(pair.a, pair.b, pair.images, pair.device, pair.seed)
-    # The search makes its own passes; only what the stages ask of the pair can be run beside them.
-    again = run_stages(beside, precisions, frozenset({"why"}), PROFILES["default"])
+    # The search makes passes of its own, which are held against one verification, not against bare ones.
+    count = sum(s.runs for s in result.stages if s.key != "why")
+    bare = noted.bare(count)
     costs, done = [], 0
-    for s in again.stages:
+    for s in result.stages:
         mine = slice(done, done + s.runs)
         done += s.runs
-        if s.runs:
-            costs.append(Cost(s.key, s.runs, result.stage(s.key).seconds, sum(beside.bare[mine])))
+        if s.runs and s.key != "why":
+            costs.append(Cost(s.key, s.runs, s.seconds, sum(bare[mine])))
     search = result.stage("why").seconds
     rest = sum(s.seconds for s in result.stages) - search
     found = () if result.cause is None else tuple(result.cause.found)
