@@ -19,6 +19,9 @@ from vitconv.registry import HOSTS, load
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
 # Those that are another function in timm: a pooler or a token's place that its classes lack, a bias that turns.
+# timm has no positions for registers apart from the others: the class row is folded into its token, on request.
+FOLDED = "dinov2 registers"
+FOLD = "fold-cls-position"
 NOT_IN_TIMM = {"vit pooler", "deit", "dinov3 gated, no registers", "beit masked"}
 _STAGES: dict[str, Any] = {
     "image_size": 32,
@@ -64,7 +67,8 @@ def test_timm_and_transformers_open_the_folder(case: str, tmp_path: Path) -> Non
     from transformers import AutoImageProcessor, AutoModel
 
     found = made(case, tmp_path / "hf")
-    assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "out")]) == 0
+    more = ["--edit", FOLD] if case == FOLDED else []
+    assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "out"), *more]) == 0
     net = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     x = torch.randn(2, *found.inputs.shape, generator=torch.Generator().manual_seed(2))
     want, got = answers(found, x, net)
@@ -119,8 +123,8 @@ def test_a_part_of_the_function_is_never_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["transformers", "timm", "reference", "auto"])
 def test_load_gives_a_module_that_computes_the_same(case: str, host: str, tmp_path: Path) -> None:
     found = made(case, tmp_path)
-    if host == "timm" and case in NOT_IN_TIMM:
-        with pytest.raises(Refused):
+    if host == "timm" and case in {*NOT_IN_TIMM, FOLDED}:
+        with pytest.raises(Refused, match=FOLD if case == FOLDED else None):
             vitconv.load(tmp_path, host)
         return
     module = vitconv.load(tmp_path, host)
@@ -133,6 +137,17 @@ def test_load_gives_a_module_that_computes_the_same(case: str, host: str, tmp_pa
     assert got.shape == want.shape
     # The eps of every norm is the file's, also where timm's configuration could not say it.
     assert (got - want).abs().max() < 1e-10 * want.abs().max()
+
+
+def test_load_folds_the_class_row_when_told(tmp_path: Path) -> None:
+    """The sum is rounded once, to the dtype of the weights."""
+    found = made(FOLDED, tmp_path)
+    live = load(HOSTS, "timm").describe(vitconv.load(tmp_path, "timm", edits=[FOLD]).double(), Spec())
+    twin = load(HOSTS, "transformers").describe(found.module.double(), Spec())
+    x = torch.randn(2, *found.inputs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        want, got = twin(x), live(x)
+    assert 0 < (got - want).abs().max() < 1e-6 * want.abs().max()
 
 
 def test_auto_takes_timm_where_no_library_owns_the_layout() -> None:

@@ -82,6 +82,9 @@ def test_c13_registers_without_positions_fold_the_class_row(tmp_path: Path) -> N
     """DINOv2 with registers to timm: the class row goes into the token, exactly, and is zeros on the way back."""
     source = GOLDEN / "dinov2" / "dinov2-registers.pth"
     plain = ["--drop", "embed.mask"]
+    refused = vitconv("convert", source, tmp_path / "o.safetensors", "--to", "timm", *plain)
+    assert refused.code == 3
+    assert "fold-cls-position" in refused.text
     answer = vitconv(
         "convert", source, tmp_path / "o.safetensors", "--to", "timm", *plain, "--edit", "fold-cls-position"
     )

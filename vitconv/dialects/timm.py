@@ -98,14 +98,7 @@ DIALECT = Dialect(
                 ),
                 Option(
                     "class+registers+patches",
-                    # DINOv2's registers have no positions of their own: rows of zeros add nothing.
-                    rule(
-                        "pos_embed: 1 (1+r+n) d",
-                        "embed.pos_cls: d",
-                        "embed.pos_reg: r d",
-                        "embed.pos: n d",
-                        fill={"embed.pos_reg": 0.0},
-                    ),
+                    rule("pos_embed: 1 (1+r+n) d", "embed.pos_cls: d", "embed.pos_reg: r d", "embed.pos: n d"),
                     needs=("embed.cls", "embed.reg"),
                     without=("embed.dist",),
                 ),
