@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from golden_xformers_kit import read, worst
 
 from vitconv.errors import UsageError
 from vitconv.layout.semantics import Semantics
@@ -26,14 +25,6 @@ TOLERANCE = 1e-12
 HIDDEN_NOISE = 3e-5
 
 
-def load(case: str):
-    with safe_open(FOLDER / f"{case}.trace.safetensors", "pt") as f:
-        tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
-        facts = {k: json.loads(v) for k, v in f.metadata().items()}
-    weights = torch.load(FOLDER / f"{case}.pth", weights_only=True)
-    return weights, tensors, facts
-
-
 def environment(facts) -> Environment:
     return Environment(triton="FusedLayerNorm" in facts["norm_class"] or facts["feedforward"] == "FusedMLP")
 
@@ -42,19 +33,6 @@ def build(facts, weights, release_name: str | None = None) -> XFormer:
     model = xformer(facts["config"], release_name or facts["release"], environment(facts)).double()
     model.load_state_dict(weights, strict=True)
     return model
-
-
-def worst(model: XFormer, trace) -> float:
-    """The largest difference over output and gradients, each relative to the largest of its kind of tensor."""
-    x = trace["input"].clone().requires_grad_()
-    y = model(x)
-    (y * trace["grad_output"]).sum().backward()
-    parameters = {k: p.grad for k, p in model.named_parameters()}
-    assert {f"grad.{k}" for k in parameters} == {k for k in trace if k.startswith("grad.")} - {"grad.input"}
-    scale = 1e-3 * max(g.abs().max().item() for g in parameters.values())
-    pairs = [(y, trace["output"]), (x.grad, trace["grad.input"])]
-    pairs += [(g, trace[f"grad.{k}"]) for k, g in parameters.items()]
-    return max(((a - b).abs().max() / max(b.abs().max().item(), scale)).item() for a, b in pairs)
 
 
 def hidden_noise(facts) -> bool:
@@ -67,7 +45,7 @@ def test_there_are_cases():
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_twin_reproduces_the_release(case):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     error = worst(build(facts, weights), trace)
     if hidden_noise(facts):
         assert 1e-9 < error < HIDDEN_NOISE
@@ -77,7 +55,7 @@ def test_the_twin_reproduces_the_release(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_names_norms_and_eps_are_those_of_the_release(case):
-    weights, _, facts = load(case)
+    weights, _, facts = read(FOLDER, case)
     model = build(facts, weights)
     assert list(model.state_dict()) == list(weights)
     norms = [m for m in model.modules() if type(m).__name__ in ("LayerNorm", "FusedLayerNorm")]
@@ -99,27 +77,27 @@ def one(case: str) -> str:
     ],
 )
 def test_the_rules_of_another_release_are_seen(case, wrong):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     assert worst(build(facts, weights, wrong), trace) > 1e-3
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.startswith("xformers-0.0.1") and "post-MLP" in c])
 def test_another_eps_is_seen(case):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     model = build(facts, weights)
     model.encoders[1].wrap_ff.norm.eps = 1e-6
     assert worst(model, trace) > 1e-8
 
 
 def test_another_layout_of_the_fused_mlp_does_not_load():
-    weights, _, facts = load(one("xformers-0.0.10-post-FusedMLP-plain"))
+    weights, _, facts = read(FOLDER, one("xformers-0.0.10-post-FusedMLP-plain"))
     with pytest.raises(RuntimeError, match="state_dict"):
         build(facts, weights, "0.0.9")
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "deepnorm-MLP" in c])
 def test_a_wrong_alpha_is_seen(case):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     which = release(facts["release"])
     stack = read_stack(facts["config"], which)
     wrong = XFormer(
@@ -131,7 +109,7 @@ def test_a_wrong_alpha_is_seen(case):
 
 @pytest.mark.parametrize("case", [c for c in CASES if "FusedMLP" in c])
 def test_the_fused_mlp_needs_triton(case):
-    _, _, facts = load(case)
+    _, _, facts = read(FOLDER, case)
     with pytest.raises(UsageError, match="triton=True"):
         xformer(facts["config"], facts["release"])
 
@@ -213,7 +191,7 @@ PLAIN = [c for c in CASES if "-MLP-" in c and not c.endswith("shared")]
 
 @pytest.mark.parametrize("case", PLAIN)
 def test_the_reference_computes_what_the_release_did(case):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     assert worst_of_reference(reference(facts, weights), trace) < TOLERANCE
 
 
@@ -228,5 +206,5 @@ def test_the_reference_computes_what_the_release_did(case):
     ],
 )
 def test_a_wrong_fact_of_the_reference_is_seen(case, fact, wrong):
-    weights, trace, facts = load(case)
+    weights, trace, facts = read(FOLDER, case)
     assert worst_of_reference(reference(facts, weights, **{fact: wrong}), trace) > 1e-8

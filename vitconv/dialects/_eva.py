@@ -8,6 +8,16 @@ from vitconv.dialects._parts import BLOCK, together, zeroed
 from vitconv.layout.rule import Choice, Entry, Option, linear, norm, rule
 
 QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
+# timm's MLP without a gate, and with one in a linear layer of its own (`swiglu_mlp`).
+UNGATED = Option("Mlp", linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"), without=("blocks.{i}.mlp.gate.weight",))
+SWIGLU = Option(
+    "SwiGLU",
+    (
+        *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
+        *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
+    ),
+    implies={"activation": "silu"},
+)
 _POSITIONS = ("embed.pos", "embed.pos_cls", "embed.pos_reg")
 
 
@@ -113,11 +123,7 @@ def gated() -> Choice:
     return Choice(
         "mlp",
         (
-            Option(
-                "Mlp",
-                linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
-                without=("blocks.{i}.mlp.gate.weight",),
-            ),
+            UNGATED,
             Option(
                 "GluMlp",
                 (
@@ -127,13 +133,6 @@ def gated() -> Choice:
                 implies={"activation": "silu"},
                 without=("blocks.{i}.mlp.norm.weight",),
             ),
-            Option(
-                "SwiGLU",
-                (
-                    *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
-                    *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
-                ),
-                implies={"activation": "silu"},
-            ),
+            SWIGLU,
         ),
     )

@@ -5,6 +5,7 @@ pytorch-image-models, timm/models/beit.py, 1.0.31. The table of relative positio
 last three rows are those of the class token. Fine-tuned models norm the mean of the patches (`fc_norm`).
 """
 
+from vitconv.dialects._eva import SWIGLU, UNGATED
 from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
@@ -67,25 +68,7 @@ DIALECT = Dialect(
         *linear(BLOCK + "attn.proj", "blocks.{i}.attn.out", "d a"),
         *rule(BLOCK + "gamma_1: d", "blocks.{i}.ls1: d", optional=True, group="layer_scale"),
         *norm(BLOCK + "norm2", "blocks.{i}.norm2"),
-        Choice(
-            "mlp",
-            (
-                Option(
-                    "Mlp",
-                    linear(BLOCK + "mlp.fc1", "blocks.{i}.mlp.up", "m d"),
-                    without=("blocks.{i}.mlp.gate.weight",),
-                ),
-                # timm's swiglu_mlp.
-                Option(
-                    "SwiGLU",
-                    (
-                        *linear(BLOCK + "mlp.fc1_g", "blocks.{i}.mlp.gate", "m d"),
-                        *linear(BLOCK + "mlp.fc1_x", "blocks.{i}.mlp.up", "m d"),
-                    ),
-                    implies={"activation": "silu"},
-                ),
-            ),
-        ),
+        Choice("mlp", (UNGATED, SWIGLU)),
         *norm(BLOCK + "mlp.norm", "blocks.{i}.mlp.norm", "m", optional=True),
         *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
         *rule(BLOCK + "gamma_2: d", "blocks.{i}.ls2: d", optional=True, group="layer_scale"),

@@ -17,8 +17,8 @@ from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.host import Built, Host, Spec
 
 _EPS = ("norm_eps", "final_norm_eps", "embed_norm_eps", "qk_norm_eps")
-# {host: the library in `LAYOUTS`}, where they are not of one name.
-_LIBRARY = {"reference": "vitconv", "xformers-style": "xformers", "open-clip": "open_clip"}
+# {library in `LAYOUTS`: the host that builds its networks}, where they are not of one name.
+HOST_OF = {"vitconv": "reference", "xformers": "xformers-style", "open_clip": "open-clip"}
 
 
 def layouts_of(host: Host, model: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def layouts_of(host: Host, model: str, options: Mapping[str, Any]) -> tuple[str,
         NotRecognised: the tensors of the user's own network are in no known layout.
     """
     if host.name != "python":
-        library = _LIBRARY.get(host.name, host.name)
+        library = next((library for library, name in HOST_OF.items() if name == host.name), host.name)
         if library not in LAYOUTS:
             raise UsageError(f"host {host.name}: load knows {', '.join((*_BUILDERS, 'python:MODULE:FACTORY', 'auto'))}")
         return LAYOUTS[library]

@@ -17,15 +17,13 @@ from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.layout.match import collapse
 from vitconv.layout.semantics import Semantics, fact_value
-from vitconv.loading.build import build, layouts_of
+from vitconv.loading.build import HOST_OF, build, layouts_of
 from vitconv.registry import HOSTS
 from vitconv.registry import load as load_entry
 
 if TYPE_CHECKING:
     from torch import nn
 
-# The library whose host is not of its name.
-_HOST = {"vitconv": "reference", "xformers": "xformers-style", "open_clip": "open-clip"}
 # Facts that a module does not compute by, or that its library states in its own way.
 _LEFT = frozenset({"mean", "std", "position_resize", "release", "grid", "image_size", "mlp_dropout", "window_rule"})
 _TABLES = ("learned", "sincos")
@@ -117,7 +115,7 @@ def _owner(path: str | Path, order: Order) -> str:
     source = recognise(path, order.wishes)
     source.checkpoint.close()
     library = source.match.dialect.library
-    return _HOST.get(library, library) if library in LAYOUTS else "timm"
+    return HOST_OF.get(library, library) if library in LAYOUTS else "timm"
 
 
 def _as_told(built: Built, facts: Semantics, *, headed: bool) -> None:

@@ -288,7 +288,7 @@ def _patch(raw: Raw | None, width: int, where: str) -> Patch | None:
         raise UsageError(f"{where}: xformers does not know {', '.join(unknown)} (TypeError)")
     pool = raw.get("pool_type") or "CONV_2D"
     if pool != "CONV_2D":
-        raise UsageError(f"{where}: pool_type={pool!r}: xformers has CONV_2D only (NotImplementedError)")
+        raise UsageError(f"{where}: pool_type={pool!r}: expected CONV_2D, xformers makes no other")
     kernel, stride, channels = (int(_need(raw, k, where)) for k in ("kernel_size", "stride", "in_channels"))
     return Patch(channels, int(raw.get("out_channels", width)), kernel, stride, int(raw.get("padding", 0)))
 
