@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 # The patches of an 8 x 12 image cut into 4 x 4.
 GRID = 6
