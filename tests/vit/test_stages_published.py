@@ -59,7 +59,7 @@ def off(name: str, **change: Any) -> dict[str, float]:
 
 
 def test_the_traces_are_there() -> None:
-    assert len(CASES) == 10
+    assert len(CASES) == 12
 
 
 @pytest.mark.parametrize("name", CASES)

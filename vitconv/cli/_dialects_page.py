@@ -44,12 +44,14 @@ PROVED = {
     "hf-vit": "transformers 5.24.0",
     "ijepa": f"{_AUTHOR} (facebookresearch/ijepa 52c1ae9)",
     "internvit": _NAMES,
+    "jeonsworld": f"{_AUTHOR} (jeonsworld/ViT-pytorch 460a162); what its loader makes of Google's file",
     "mae": f"{_AUTHOR} (facebookresearch/mae efb2a80)",
     "megatron": "traces of Megatron-LM core 0.16.1, local layers; its own CLIP converter (d98e8a6)",
     "mmpretrain": "traces of mmpretrain 1.2.0",
-    "mmpretrain-swin": _NAMES,
+    "mmpretrain-swin": "traces of mmpretrain 1.2.0",
     "moco-v3": f"{_AUTHOR} (facebookresearch/moco-v3 c349e6e)",
     "open-clip": "traces of open_clip_torch 3.3.0",
+    "pretrained-vit": f"{_AUTHOR} (lukemelas/PyTorch-Pretrained-ViT 8ec2cab)",
     "pvt": f"{_AUTHOR} (whai362/PVT 57e2dfa)",
     "swin": f"{_AUTHOR} (microsoft/Swin-Transformer f82860b)",
     "swinv2": f"{_AUTHOR} (microsoft/Swin-Transformer f82860b)",
@@ -73,7 +75,7 @@ PROVED = {
 # Of what is optional these are usual, and those rare.
 _USUAL = ("embed.cls", "embed.patch.weight", "norm.weight", "head.weight", "embed.norm.weight")
 _RARE = (
-    "embed.norm", "embed.patch_norm", "embed.dist", "head_dist", "pool.", "trunk_norm", "norm_cls", "norm_local",
+    "embed.norm", "embed.patch_norm", "embed.dist", "head_dist", "pool.", "trunk_", "norm_cls", "norm_local",
     "mim.",    "blocks.{i}.attn.q_norm", "blocks.{i}.attn.k_norm", "blocks.{i}.attn.norm", "blocks.{i}.mlp.norm",
 )  # fmt: skip
 EXACT, LEFT, NO = "●", "◐", "·"
