@@ -4,11 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from vitconv.errors import UsageError
+from vitconv.errors import BadFile, UsageError
 from vitconv.io.source import open_checkpoint
 from vitconv.io.tensor import Blob, Stored, c_strides, is_contiguous, span
 
@@ -56,6 +57,38 @@ def test_closing_gives_the_files_back(tmp_path: Path) -> None:
     ckpt.close()
     ckpt.close()
     assert not Path(f"/proc/self/fd/{fd}").exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "safetensors off the page", "pth", "small", "strided", "deflated"])
+def test_pages_of_a_file_are_what_reading_it_gives(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    w = torch.randn(3 if kind == "small" else 300, 100)
+    if kind == "deflated":
+        np.savez_compressed(path.with_suffix(".npz"), w=w.numpy())
+        path = path.with_suffix(".npz")
+    elif kind in ("pth", "strided"):
+        torch.save({"w": w.T if kind == "strided" else w}, path)
+    else:
+        safetensors.torch.save_file({"a": torch.randn(7 if "off" in kind else 1024), "w": w}, path)
+    with open_checkpoint(path) as ckpt:
+        stored = next(s for s in ckpt.tensors if s.key == "w")
+        held = ckpt.mapped(stored)
+        assert bytes(held) == bytes(ckpt.read(stored))
+        before = path.read_bytes()
+        if not held.readonly:
+            held[0] = held[0] ^ 1
+    # Writing stays in memory, and closing the file does not take the pages away.
+    assert path.read_bytes() == before
+    assert len(bytes(held)) == w.nbytes
+
+
+def test_a_file_cut_short_after_it_was_opened_is_not_mapped(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.randn(300, 100)}, tmp_path / "x")
+    with open_checkpoint(tmp_path / "x") as ckpt:
+        with (tmp_path / "x").open("r+b") as f:
+            f.truncate((tmp_path / "x").stat().st_size - 12)
+        with pytest.raises(BadFile, match="x: 'w': the file ends 12 bytes before"):
+            ckpt.mapped(ckpt.tensors[0])
 
 
 def test_ties_are_the_same_bytes_and_nothing_else(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _pass(context: Context) -> None:
 
 
 def _read(path: Path) -> None:
-    """Read the file tensor by tensor, each into the same memory, as the audit reads it: nothing reads faster."""
+    """Read the file tensor by tensor, each into the same memory: of all that copy it, nothing is faster."""
     with open_checkpoint(path) as checkpoint:
         memory = memoryview(bytearray(max(stored.nbytes for stored in checkpoint.tensors)))
         for stored in checkpoint.tensors:

@@ -24,31 +24,32 @@ _DTYPES: Mapping[str, torch.dtype] = {
 class _Tensors(Mapping[str, Tensor]):
     """{canonical name: tensor}, read when asked for; the file tensor last read is kept, for its other parts.
 
-    All are read into one memory, so a tensor holds until one of another file tensor is asked for.
+    A large tensor is the file's own pages, which is why nothing is read before it is looked at.
     """
 
     def __init__(self, source: Recognised, network: Network) -> None:
         self.source, self.network = source, network
         self.key, self.flat = "", torch.empty(0)
-        used = {cell.view.tensor for cell in network.cells.values()}
-        self.memory = memoryview(bytearray(max((source.stored[key].nbytes for key in used), default=0)))
 
     def __getitem__(self, name: str) -> Tensor:
         cell = self.network.cells[name]
         key = cell.view.tensor
         if key != self.key:
-            stored = self.source.stored[key]
-            if stored.dtype not in _DTYPES:
-                raise Refused(f"{key} is {stored.dtype}; an audit needs floating point")
-            data = self.source.checkpoint.read_into(stored, self.memory)
-            with warnings.catch_warnings():
-                # The bytes are read only, and an audit never writes.
-                warnings.filterwarnings("ignore", message="The given buffer is not writable")
-                whole = torch.frombuffer(data, dtype=_DTYPES[stored.dtype])
-            self.key, self.flat = key, whole.float() if stored.dtype.startswith("F8") else whole
+            self.key, self.flat = key, self._whole(key)
         factors = [f for axis in cell.view.dims for f in axis]
         strided = self.flat.as_strided([n for n, _ in factors], [s for _, s in factors], cell.view.offset)
         return strided.reshape(cell.shape)
+
+    def _whole(self, key: str) -> Tensor:
+        stored = self.source.stored[key]
+        if stored.dtype not in _DTYPES:
+            raise Refused(f"{key} is {stored.dtype}; an audit needs floating point")
+        data = self.source.checkpoint.mapped(stored)
+        with warnings.catch_warnings():
+            # The bytes of a small one are read only, and an audit never writes.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            whole = torch.frombuffer(data, dtype=_DTYPES[stored.dtype])
+        return whole.float() if stored.dtype.startswith("F8") else whole
 
     def __iter__(self) -> Iterator[str]:
         # In the order of the file, so that a tensor is read once for all its parts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
 
 from vitconv.errors import BadFile
 from vitconv.record import dataclass
@@ -37,6 +38,23 @@ def fill(fd: int, buffer: memoryview, offset: int, done: int = 0) -> None:
     while done < len(buffer):
         got = os.preadv(fd, [buffer[done:]], offset + done)
         if got == 0:
-            missing = len(buffer) - done
-            raise BadFile(f"the file ends {missing} bytes before the data it promises; it is cut short or was changed")
+            raise _short(len(buffer) - done)
         done += got
+
+
+def map_pages(segment: Segment) -> memoryview:
+    """Return the bytes of a segment without copying them; they are held until nothing refers to them any more.
+
+    Raises:
+        BadFile: the file ends before that.
+    """
+    missing = segment.offset + segment.nbytes - os.fstat(segment.fd).st_size
+    if missing > 0:
+        raise _short(missing)
+    inside = segment.offset % ALLOCATIONGRANULARITY
+    pages = mmap(segment.fd, segment.nbytes + inside, access=ACCESS_COPY, offset=segment.offset - inside)
+    return memoryview(pages)[inside:]
+
+
+def _short(missing: int) -> BadFile:
+    return BadFile(f"the file ends {missing} bytes before the data it promises; it is cut short or was changed")

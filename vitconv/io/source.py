@@ -12,11 +12,13 @@ from vitconv.io import incomplete, sniff
 from vitconv.io.contents import Contents, some
 from vitconv.io.file import File
 from vitconv.io.folder import Place, find, find_distributed
-from vitconv.io.segment import Segment, fill, read_at
+from vitconv.io.segment import Segment, fill, map_pages, read_at
 from vitconv.io.shards import check_index, common_format, find_twins, renumber
 from vitconv.io.tensor import Stored, span
 
 _MIN_ALLOWANCE = 16 << 20
+# Below this, asking for the pages costs more than a copy.
+_WORTH_MAPPING = 1 << 16
 
 
 class Checkpoint:
@@ -101,6 +103,24 @@ class Checkpoint:
         except BadFile as error:
             raise BadFile(f"{self._files[stored.blob.file].path}: {some([stored.key])}: {error}") from error
         return part
+
+    def mapped(self, stored: Stored) -> memoryview:
+        """Return the bytes of a tensor in C order, as the file's own pages where they lie in it so.
+
+        Nothing is copied, so looking once at every element takes half of reading it first. The memory is writable and
+        its own: what is written stays in it. A file that another program cuts short while its pages are looked at ends
+        the process, as it does with every mapping, so look at one tensor at a time.
+
+        Raises:
+            BadFile: the file became shorter, or packed data are damaged.
+        """
+        segment = self.segment(stored)
+        if segment is None or segment.nbytes < _WORTH_MAPPING or segment.offset % stored.itemsize:
+            return self.read(stored)
+        try:
+            return map_pages(segment)
+        except BadFile as error:
+            raise BadFile(f"{self._files[stored.blob.file].path}: {some([stored.key])}: {error}") from error
 
     def read_range(self, stored: Stored, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of a tensor in C order; only a strided one is held in memory whole.

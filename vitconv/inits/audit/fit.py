@@ -36,7 +36,7 @@ class Fitted:
         """Return the share of tensors that fit."""
         return self.good / max(len(self.outcomes), 1)
 
-    @property
+    @cached_property
     def misfits(self) -> dict[str, Conformity]:
         """Return {canonical name: outcome} of the tensors that do not fit."""
         return {name: outcome for name, outcome in self.outcomes.items() if not outcome.good}

@@ -86,7 +86,7 @@ def measure(name: str, tensor: Tensor, *, spectrum: bool = False) -> Measured:
     # A copy, not a view: what is kept of a tensor must not keep its memory, nor change with it.
     sample = sample.clone(memory_format=torch.contiguous_format)
     mean, std, kurtosis = _moments(sample) if low < high else (low, 0.0, math.nan)
-    zeros, subnormal = _near_zero(sample, stored)
+    zeros, subnormal = _near_zero(sample if low < high else sample[:1], stored)
     edge = math.nan
     if spectrum and tensor.dim() == 2 and bad == 0 and std > 0:
         edge = spectral_excess(tensor, bounds=None if stray else (low, high))
