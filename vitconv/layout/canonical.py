@@ -72,6 +72,9 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield "rel_pos_cls", Slot(("3", "h"), "position", "relative position rows of the class token that all blocks share")
     yield "rope.periods", Slot(("f",), "rope", "periods of the rotary positions")
     yield from norm("trunk_norm", "norm of the trunk, ahead of a second final norm")
+    yield from pair(
+        "trunk_dense", "pool.dense", "layer with tanh on every token, ahead of the final norm", "d3 d", "d3"
+    )
     yield from norm("norm", "final norm, before pooling")
     yield from norm("norm_cls", "final norm of the class token and registers, apart from that of the patches")
     yield from pair("norm_local", "training", "final norm of the class token of small crops in training", "d", "d")

@@ -62,6 +62,7 @@ class ViTConfig:
     mlp_norm: bool = False
     embed_norm: bool = False
     trunk_norm: bool = False
+    trunk_dense: bool = False
     norm: bool = True
     pool_norm: bool = False
     pool_dense: int = 0

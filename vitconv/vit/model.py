@@ -87,6 +87,7 @@ class ViT(nn.Module):
             return Norm(d, eps or 0.0, kind, config.norm_bias) if present else nn.Identity()
 
         self.trunk_norm = norm(config.trunk_norm, facts.norm_eps)
+        self.trunk_dense = nn.Linear(d, d) if config.trunk_dense else None
         self.norm = norm(config.norm, facts.final_norm_eps)
         self.norm_cls = norm(True, facts.final_norm_eps) if config.norm_cls else None
         self.rope = Rope(config) if facts.position == "rope" else None
@@ -121,7 +122,7 @@ class ViT(nn.Module):
             for block in self.blocks:
                 bias = self._bias(block, grid)
                 x = block(x) if turn is None and bias is None else block(x, turn, bias)
-            x = self._normed(self.trunk_norm(x))
+            x = self.normed(x)
             pooled = self.pool(x)
             if self.head is None:
                 return pooled
@@ -134,7 +135,11 @@ class ViT(nn.Module):
             table, rows = getattr(block.attn, "rel_pos", None), getattr(block.attn, "rel_pos_cls", None)
         return None if table is None or rows is None else relative_bias(table, rows, grid)
 
-    def _normed(self, x: Tensor) -> Tensor:
+    def normed(self, x: Tensor) -> Tensor:
+        """Map the stream after the last block, x: [b t d], float, to what is pooled, [b t d]."""
+        x = self.trunk_norm(x)
+        if self.trunk_dense is not None:
+            x = self.trunk_dense(x).tanh()
         if self.norm_cls is None:
             return self.norm(x)
         before = self.config.prefix

@@ -68,6 +68,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "mlp_norm": has(f"{_BLOCK}mlp.norm.weight"),
         "embed_norm": has("embed.norm.weight"),
         "trunk_norm": has("trunk_norm.weight"),
+        "trunk_dense": has("trunk_dense.weight"),
         "norm": has("norm.weight"),
         "pool_norm": has("pool.norm.weight"),
         "pool_dense": shapes["pool.dense.weight"][0] if has("pool.dense.weight") else 0,
@@ -153,6 +154,7 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     put(config.relative_shared, "rel_pos_cls", 3, config.heads if config.relative_shared else 0)
     put(config.periods, "rope.periods", config.periods)
     norm("trunk_norm", d, config.trunk_norm)
+    linear("trunk_dense", d, d, True, config.trunk_dense)
     norm("norm", d, config.norm)
     norm("norm_cls", d, config.norm_cls)
     norm("pool.norm", d, config.pool_norm)

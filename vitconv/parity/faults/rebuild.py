@@ -109,7 +109,7 @@ class Rebuilt:
             for i in range(first, last + 1):
                 x = self.model.blocks[i](x)
             if stop in ("norm", "pool", "head"):
-                x = self.model.norm(self.model.trunk_norm(x))
+                x = self.model.normed(x)
                 if stop != "norm":
                     x = self.model.pool(x)
                 if stop == "head" and self.model.head is not None:
