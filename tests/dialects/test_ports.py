@@ -1,4 +1,4 @@
-"""The first ports of Google's ViT to torch: what their converters make of its files, and where they compute otherwise."""
+"""The first ports of Google's ViT to torch: what their converters make of its files, and where they part from it."""
 
 from __future__ import annotations
 
