@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import UsageError
+from vitconv.layout.held import refuse_unheld
 from vitconv.layout.semantics import Semantics
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class Host:
             return make(_own(spec))
 
         def described(module: nn.Module, spec: Spec) -> Built:
+            refuse_unheld(module.named_parameters(), type(module).__name__)
             built = describe(module, _own(spec))
             if "kernels" not in spec.options:
                 return built

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitconv.errors import UsageError
+from vitconv.errors import Refused, UsageError
+from vitconv.layout.held import refuse_unheld
 
 State = Literal["set", "twice", "partly", "scaled", "left", "replaced", "outside"]
 
@@ -66,20 +67,38 @@ def coverage(module: nn.Module, fn: Callable[[nn.Module], Any], *, each: bool | 
     The module and torch's generators are put back afterwards, bit for bit.
 
     Args:
-        module: a network on any device but meta.
+        module: a network whose parameters hold their elements.
         fn: the init function.
         each: True calls it once per submodule, as `module.apply(fn)`; False once with the whole module; None tries
             the whole, and each submodule when that set nothing.
 
     Raises:
-        UsageError: the module has no parameters.
+        UsageError: the module has no parameters, or the function fails on it.
+        Refused: parameters are on the meta device, or partitioned away.
     """
     if not any(True for _ in module.parameters()):
         raise UsageError(f"{type(module).__name__} has no parameters to set")
+    refuse_unheld(module.named_parameters(), type(module).__name__)
     if each is not None:
         return _run(module, fn, each)
-    rows = _run(module, fn, False)
-    return rows if any(row.times for row in rows) else _run(module, fn, True)
+    try:
+        rows = _run(module, fn, False)
+    except UsageError as whole:
+        # One that is written for single layers may fail on the whole.
+        try:
+            return _run(module, fn, True)
+        except UsageError:
+            raise whole from whole.__cause__
+    # What only scales has found its layers.
+    return rows if any(row.times or row.state == "scaled" for row in rows) else _apart(module, fn, rows)
+
+
+def _apart(module: nn.Module, fn: Callable[[nn.Module], Any], rows: tuple[Covered, ...]) -> tuple[Covered, ...]:
+    """Run the function on each submodule, and keep what it did to the whole where it fails on one."""
+    try:
+        return _run(module, fn, True)
+    except UsageError:
+        return rows
 
 
 def hidden_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -114,8 +133,15 @@ def _run(module: nn.Module, fn: Callable[[nn.Module], Any], each: bool) -> tuple
             for t in watched.values():
                 t.fill_(math.nan)
         watch = _Watch(watched)
-        with torch.random.fork_rng(devices=[]), watch:
-            module.apply(fn) if each else fn(module)
+        try:
+            with torch.random.fork_rng(devices=[]), watch:
+                module.apply(fn) if each else fn(module)
+        except Refused:
+            raise
+        except Exception as e:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            on = f"the submodules of {type(module).__name__}, one after another" if each else type(module).__name__
+            raise UsageError(f"{name} fails on {on}: {type(e).__name__}: {e}") from e
         now = dict(module.named_parameters())
         rows = []
         for name, t in watched.items():

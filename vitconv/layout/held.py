@@ -1,0 +1,46 @@
+"""Refuse a live network whose parameters hold no elements: there is nothing to look at, fill or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vitconv.errors import Refused
+
+_SHOWN = 4
+
+
+def refuse_unheld(parameters: Iterable[tuple[str, Any]], whose: str) -> None:
+    """Refuse parameters on the meta device, and the empty placeholders that stay where a partition was taken away.
+
+    Args:
+        parameters: (name, torch tensor) of every parameter.
+        whose: what the network is called in the message.
+
+    Raises:
+        Refused: some hold nothing; the message says which and how to bring their elements back.
+    """
+    named = tuple(parameters)
+    meta = [name for name, p in named if p.is_meta]
+    # A table of no rows is a tensor of its own; one axis of length 0 is what stays of any parameter.
+    away = [name for name, p in named if not p.is_meta and tuple(p.shape) == (0,)]
+    for names, what, cure in (
+        (
+            meta,
+            "are on the meta device: they have shapes and no elements",
+            "build it on the CPU, or call module.to_empty(device='cpu') and then its init function or load_state_dict",
+        ),
+        (
+            away,
+            "are empty placeholders of shape [0], as DeepSpeed ZeRO-3 leaves where it partitions: whatever is done to "
+            "them is done to nothing, and an init function passes over them in silence",
+            "gather them first, with deepspeed.zero.GatheredParameters(module.parameters(), modifier_rank=0), or "
+            "build the network outside of deepspeed.zero.Init",
+        ),
+    ):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            raise Refused(
+                f"{len(names)} of {len(named)} parameters of {whose} {what} "
+                f"({', '.join(names[:_SHOWN])}{more}); {cure}"
+            )
