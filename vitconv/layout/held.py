@@ -24,23 +24,26 @@ def refuse_unheld(parameters: Iterable[tuple[str, Any]], whose: str) -> None:
     meta = [name for name, p in named if p.is_meta]
     # A table of no rows is a tensor of its own; one axis of length 0 is what stays of any parameter.
     away = [name for name, p in named if not p.is_meta and tuple(p.shape) == (0,)]
-    for names, what, cure in (
-        (
-            meta,
-            "are on the meta device: they have shapes and no elements",
-            "build it on the CPU, or call module.to_empty(device='cpu') and then its init function or load_state_dict",
-        ),
-        (
-            away,
-            "are empty placeholders of shape [0], as DeepSpeed ZeRO-3 leaves where it partitions: whatever is done to "
-            "them is done to nothing, and an init function passes over them in silence",
-            "gather them first, with deepspeed.zero.GatheredParameters(module.parameters(), modifier_rank=0), or "
-            "build the network outside of deepspeed.zero.Init",
-        ),
-    ):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            raise Refused(
-                f"{len(names)} of {len(named)} parameters of {whose} {what} "
-                f"({', '.join(names[:_SHOWN])}{more}); {cure}"
-            )
+    _refuse(
+        meta,
+        len(named),
+        whose,
+        "are on the meta device: they have shapes and no elements",
+        "build it on the CPU, or call module.to_empty(device='cpu') and then its init function or load_state_dict",
+    )
+    _refuse(
+        away,
+        len(named),
+        whose,
+        "are empty placeholders of shape [0], as DeepSpeed ZeRO-3 leaves where it partitions: whatever is done to them "
+        "is done to nothing, and an init function passes over them in silence",
+        "gather them first, with deepspeed.zero.GatheredParameters(module.parameters(), modifier_rank=0), or build the "
+        "network outside of deepspeed.zero.Init",
+    )
+
+
+def _refuse(names: list[str], count: int, whose: str, what: str, cure: str) -> None:
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        shown = f"{', '.join(names[:_SHOWN])}{more}"
+        raise Refused(f"{len(names)} of {count} parameters of {whose} {what} ({shown}); {cure}")
