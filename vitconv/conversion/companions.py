@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from vitconv.errors import Refused
 from vitconv.io.contents import some
 
-# bitsandbytes (8 and 4 bits), fp8 of DeepSeek and compressed-tensors, optimum-quanto, GPTQ and AWQ.
+# bitsandbytes (8 and 4 bits), fp8 of DeepSeek, compressed-tensors and ComfyUI, optimum-quanto, GPTQ and AWQ.
 _SCALE = re.compile(
-    r"(?P<stem>.*)\.(SCB|weight_(scale(_inv|_2)?|zero_point|packed|format)|weight\.(absmax|quant_map|nested_absmax"
+    r"(?P<stem>.*)\.(SCB|scale_weight|weight_(scale(_inv|_2)?|zero_point|packed|format)|weight\.(absmax|quant_map|nested_absmax"
     r"|quant_state\..+|_scale|_data|_shift)|qweight|qzeros|_packed_params\..+)"
 )
 # torch's weight norm, old and new; parametrizations; pruning and spectral norm.

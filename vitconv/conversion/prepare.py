@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.faithful import settled
+from vitconv.conversion.home import home_of
 from vitconv.conversion.kept import check_owner
 from vitconv.conversion.recognise import Recognised, recognise
 from vitconv.conversion.stream import Sources, outputs
@@ -16,6 +17,7 @@ from vitconv.errors import Refused, UsageError
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.layout.arith import FLOATS
 from vitconv.layout.canonical import template_of
+from vitconv.layout.chunks import CHUNKS
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import explain_residue
 from vitconv.layout.match import collapse
@@ -34,6 +36,8 @@ ASIDE = "aside:"
 HINTS = {
     r"blocks.{i}.ls*": "--edit fold-layer-scale folds LayerScale into the layers before it",
     "coca.*": "--drop 'coca.*' keeps the network before the attentional pooler",
+    "pool.dense.*": "a classifier reads what this layer gives and means nothing without it: --edit 'drop:head*'"
+    " leaves the classifier out (hf-vit then has a place for the layer); torchvision and vit-jax have both",
     "embed.pos_y": "--edit join-position adds up the positions of rows and columns",
     "embed.pos_cls": "--edit fold-cls-position adds the class row to the class token",
 }
@@ -153,12 +157,14 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         network = _edited(network, order)
         # A file that is only rewritten in its own dialect keeps its variant, unless an edit changed what it holds.
         kept = source.match.dialect.name == target.name and set(network.cells) == before
+        home = home_of(source, target)
         p = plan(
             source.match,
             network,
             target,
             wanted={**(source.match.variant.own if kept else {}), **order.choices},
-            given=order.wishes.axes,
+            preferred=home.options,
+            given={**home.axes, **order.wishes.axes},
             order=list(source.stored),
             spare=lambda c: order.residue is None and not any(_matches(x, c) for x in order.drop),
         )
@@ -187,6 +193,7 @@ def _check_axes(p: Plan, given: Mapping[str, int]) -> None:
     """Refuse axes that neither side has: they would be ignored. `h` states a fact, the head count."""
     bound = (*p.source.bound, *p.target.bound)
     used = {x for b in bound for axis in b.rule.axes for x in axis.atoms if x.isalpha()} | {"h", "i"}
+    used |= {CHUNKS} if any(o.chunked for o in p.target.variant.options) else set()
     idle = sorted(given.keys() - used)
     if idle:
         raise UsageError(f"--axis {idle[0]}: no tensor has such an axis; there are {', '.join(sorted(used))}")

@@ -150,7 +150,22 @@ DIALECT = Dialect(
         _QKV,
         *branches(),
         *map_pool(),
-        *head(),
+        Choice(
+            "head",
+            (
+                Option("head", head(), without=("pool.dense.weight",)),
+                # timm before 0.8: a layer and tanh before the classifier, as Google's networks of ImageNet-21k have.
+                Option(
+                    "pre_logits",
+                    (
+                        *linear("pre_logits.fc", "pool.dense", "d2 d"),
+                        *linear("head", "head", "o d2", optional=True),
+                    ),
+                    only=_USUAL,
+                    foreign=True,
+                ),
+            ),
+        ),
         *linear("head_dist", "head_dist", "o d", optional=True),
     ),
     forbids=(

@@ -32,6 +32,11 @@ def read(file: File) -> Contents:
     if file.size < 10:
         raise BadFile(f"{file.path}: {file.size} bytes are too few for a safetensors file; it is cut short")
     length = int.from_bytes(file.read(0, 8), "little")
+    if length == 0:
+        raise BadFile(
+            f"{file.path}: the first 8 bytes, the length of the header, are zeros; the file was damaged when it was"
+            " written, uploaded or copied: take it again"
+        )
     if length > MAX_HEADER:
         raise BadFile(f"{file.path}: the header claims {length} bytes, safetensors allows {MAX_HEADER}")
     if length > file.size - 8:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from vitconv.errors import BadFile
 from vitconv.io.file import File
 
 _HEAD = 512
 _TORCH_MARK = b"L119547037146038801333356L\n."
+# A map of at most 15 entries, the first key a short text.
+_MSGPACK = re.compile(rb"[\x81-\x8f][\xa1-\xbf][A-Za-z_]\w*")
 _WRONG: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "packed by gzip; unpack it first (gunzip)"),
     (b"BZh", "packed by bzip2; unpack it first (bunzip2)"),
@@ -72,6 +76,11 @@ def _unknown(file: File, head: bytes) -> BadFile:
     if text and all((char.isprintable() and char != "\ufffd") or char in "\r\n\t" for char in text):
         first = " ".join(text.split())[:60]
         return BadFile(f"{file.path}: this is a text of {file.size} bytes, not a checkpoint; it begins {first!a}")
+    if _MSGPACK.match(head):
+        return BadFile(
+            f"{file.path}: this looks like a msgpack file, as Flax writes; read it with flax.serialization and save the"
+            " parameters as .npz"
+        )
     return BadFile(
         f"{file.path}: no kind of checkpoint that is known; {file.size} bytes that begin {head[:8].hex(' ')}. Read are"
         " safetensors, torch (.pth, .pt, .bin), TorchScript, npz and ONNX files"

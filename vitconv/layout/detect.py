@@ -118,7 +118,11 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
     if m.conflict:
+        # Here, since files that fit need none.
+        from vitconv.layout.shape_hints import shape_hint
+
         lines.append(f"shapes do not fit: {m.conflict}")
+        lines += filter(None, [shape_hint(m, header)])
     if m.unknown:
         lines.append(f"unknown here: {_list(m.unknown)}")
     if m.missing:

@@ -11,15 +11,17 @@ from typing import Any
 
 from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical import template_of
+from vitconv.layout.chunks import in_chunks
 from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.encode import Encoding, encode, undecided
+from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
 from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
 from vitconv.layout.recipe import Piece, Views, compose
 from vitconv.layout.rule import Const
 from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
+from vitconv.layout.written_buffers import settled
 from vitconv.record import dataclass
 
 
@@ -73,6 +75,7 @@ def plan(
     target: Dialect,
     *,
     wanted: Mapping[str, str] | None = None,
+    preferred: Mapping[str, str] | None = None,
     given: Mapping[str, int] | None = None,
     order: Sequence[str] | None = None,
     spare: Callable[[Cell], bool] = lambda _: True,
@@ -84,6 +87,7 @@ def plan(
         network: what it holds, after edits.
         target: the dialect to write.
         wanted: options of the target told by the user.
+        preferred: options of the target to take where others say no more of the network.
         given: axis sizes told by the user.
         order: the keys of the file in file order, which the targets follow.
         spare: whether a tensor may be left out on the condition that the target makes up the same one.
@@ -93,7 +97,8 @@ def plan(
             shapes do not fit, or an axis the target needs (such as `h`) is not known.
     """
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
-    said = encode(target, network.shapes, network.depth, facts, wanted)
+    said = encode(target, network.shapes, network.depth, facts, wanted, preferred)
+    said = in_chunks(said, network.depth, given or {})
     target = said.variant.dialect
     _need_all(target, said, facts)
     # Under its own keys a network stays what it is, known or not.
@@ -109,9 +114,8 @@ def plan(
     by_key = {t.key: t for t in targets}
     targets += [Target(k, by_key[of].dtype, by_key[of].shape, by_key[of].pieces) for k, of in said.copies.items()]
     usual = _usual_dtype(filled)
-    for k, c in said.consts.items():
-        dtype = usual if c.dtype == "float" else c.dtype
-        targets.append(Target(k, dtype, shape_of(c.axes, {**sizes, "*": 3}), (), (), c))
+    for k, c, shape in settled(said.consts, sizes, network.facts, usual) if said.consts else ():
+        targets.append(Target(k, usual if c.dtype == "float" else c.dtype, shape, (), (), c))
     rank = {key: j for j, key in enumerate(order or [b.key for b in source.bound])}
     targets.sort(key=lambda t: min(((rank.get(p.source, len(rank)), p.src) for p in t.pieces), default=(len(rank), 0)))
     over = tuple(filled.cells[n] for n in said.residue)
@@ -141,7 +145,10 @@ def _sizes(target: Dialect, said: Encoding, network: Network, given: Mapping[str
         sizes = unify_parts(said.bound, network.shapes, told)
         check_equal(target, sizes)
     except LayoutError as e:
-        raise Refused(f"{target.name} cannot be written: {e}") from None
+        # What has no place may be the cause: a classifier is as wide as the layer before it.
+        before = tuple(n for n in said.residue if n.startswith("pool."))
+        why = ["", *explain_residue(target, before)] if before else []
+        raise Refused(f"{target.name} cannot be written: {e}" + "\n  ".join(why)) from None
     # Registers that are made up are none; the number of rotary periods is a quarter of the head width.
     if "r" not in sizes and _has(said, "r"):
         sizes["r"] = 0

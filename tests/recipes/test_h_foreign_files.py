@@ -1,0 +1,77 @@
+"""H: files of other frameworks, damaged headers and scales under other names are told by their cause."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from kit import DIM, PATCH, rand_t, save, vitconv
+
+
+def test_matrices_that_lie_the_other_way_round_are_told(tmp_path: Path) -> None:
+    """PaddlePaddle/PaddleClas: linear weights are (in, out)."""
+    path = tmp_path / "vit.pdparams"
+    path.write_bytes(pickle.dumps({k: (v.T if v.ndim == 2 else v).numpy() for k, v in rand_t().items()}, 2))
+    answer = vitconv("convert", path, tmp_path / "o.safetensors")
+    assert answer.code == 1, answer.text
+    assert "if every matrix were transposed" in answer.err
+    assert "(in, out)" in answer.err
+
+
+@pytest.mark.parametrize("prefix", ["", "module.backbone."])
+def test_patches_of_videos_are_told(prefix: str, tmp_path: Path) -> None:
+    """facebookresearch/vjepa2#149."""
+    state = rand_t(head=False)
+    state["patch_embed.proj.weight"] = torch.randn(DIM, 3, 2, PATCH, PATCH)
+    path = save(tmp_path / "s.pth", {"target_encoder": {prefix + k: v for k, v in state.items()}})
+    answer = vitconv("convert", path, tmp_path / "o.safetensors")
+    assert answer.code == 1, answer.text
+    assert "videos (tubelets)" in answer.err
+
+
+def test_no_cause_is_made_up_for_other_shapes(tmp_path: Path) -> None:
+    state = rand_t()
+    state["blocks.1.mlp.fc2.weight"] = torch.randn(DIM, 100)
+    answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors")
+    assert answer.code == 1, answer.text
+    assert "shapes do not fit" in answer.err
+    assert "transposed" not in answer.err
+    assert "videos" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "drop", [(), ("--drop", "*.scale_weight", "--drop", "scaled_fp8")], ids=["as it is", "dropped"]
+)
+def test_scales_of_comfyui_are_no_tensors_to_drop(drop: tuple[str, ...], tmp_path: Path) -> None:
+    """invoke-ai/InvokeAI#9333."""
+    state = rand_t(head=False)
+    for key in [k for k in state if k.endswith("attn.qkv.weight")]:
+        state[key] = state[key].to(torch.float8_e4m3fn)
+        state[key.replace(".weight", ".scale_weight")] = torch.tensor(0.5)
+    state["scaled_fp8"] = torch.zeros(0, dtype=torch.float8_e4m3fn)
+    out = tmp_path / "o.safetensors"
+    answer = vitconv("convert", save(tmp_path / "s.safetensors", state), out, *drop)
+    assert answer.code == 3, answer.text
+    assert "the weights are quantised" in answer.err
+    assert not out.exists()
+
+
+def test_a_header_of_zeros_is_told(tmp_path: Path) -> None:
+    """EricTan7/VeritasPP#2: the first bytes of an uploaded file are zeros."""
+    path = save(tmp_path / "s.safetensors", rand_t())
+    path.write_bytes(bytes(8) + path.read_bytes()[8:])
+    answer = vitconv("inspect", path)
+    assert answer.code == 3
+    assert "the first 8 bytes, the length of the header, are zeros" in answer.err
+
+
+@pytest.mark.parametrize("first", ["vit", "params", "classifier"])
+def test_msgpack_of_flax_is_told(first: str, tmp_path: Path) -> None:
+    """A folder of the hub may hold flax_model.msgpack beside, or in place of, the others."""
+    path = tmp_path / "flax_model.msgpack"
+    path.write_bytes(b"\x82" + bytes([0xA0 + len(first)]) + first.encode() + b"\x84\xaaembeddings" + bytes(64))
+    answer = vitconv("inspect", path)
+    assert answer.code == 3
+    assert "msgpack file, as Flax writes" in answer.err
