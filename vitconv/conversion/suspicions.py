@@ -136,9 +136,10 @@ def check_alike(taken: Branch, chosen: Branch, others: Iterable[Branch], read: R
         if 10 * len(shared) < 9 * len(taken.tensors):
             continue
         if any(not _same(taken.tensors[key], other.tensors[names[key]], read) for key in shared):
+            why = f" ({other.note})" if other.note else ""
             raise Ambiguous(
                 f"two sets of weights of one network are in this file, {shown(chosen.name)} and"
-                f" {shown(other.name)}, and no rule says which is meant; say so with --branch NAME"
+                f" {shown(other.name)}, and no rule says which is meant{why}; say so with --branch NAME"
             )
 
 

@@ -24,6 +24,13 @@ _MAX_LOOSENED = 64
 _MAX_NUMBERED = 8
 _MAX_DEPTH = 4
 _MIN_NETWORK = 4
+# mmengine/hooks/ema_hook.py, before_save_checkpoint.
+_SWAP = "mmengine saves the averaged weights as state_dict, and those that were trained as ema_state_dict"
+# mmcv/runner/hooks/ema.py: the two are exchanged when an epoch ends, and back when the next one begins.
+_HOOK = (
+    "mmcv's EMAHook exchanges the parameters and their copies (ema_*) while it tests: at the end of an epoch the plain"
+    " names hold the averages, amid one the copies do"
+)
 FLAT = "weights"
 
 
@@ -95,8 +102,10 @@ def branches(ckpt: Readable) -> list[Branch]:
             containers.setdefault(stored.path[:-1], {})[stored.key] = _Taken(stored)
     remarks = [f"{state} tensors of optimizer or other training state are present and left out"] if state else []
     found: list[Branch] = []
+    swapped = _swapped(containers)
     for container, keys in containers.items():
-        found.extend(_take_apart(ckpt, container, (), keys, remarks))
+        parts = (swapped[container],) if container in swapped else ()
+        found.extend(_take_apart(ckpt, container, parts, keys, remarks + [_SWAP] * bool(parts)))
     found = [branch for branch in found if branch.tensors]
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
@@ -109,6 +118,24 @@ def branches(ckpt: Readable) -> list[Branch]:
         note = f"taken by default: {reason(first.name, names)}; also there: {others} (--branch)"
         found[0] = replace(first, note=f"{note}; {first.note}" if first.note else note)
     return found
+
+
+def _swapped(containers: dict[tuple[str, ...], _Keys]) -> dict[tuple[str, ...], str]:
+    """Return what the two containers of mmengine's EMAHook hold, whose average counts its steps."""
+    found: dict[tuple[str, ...], str] = {}
+    for container, keys in containers.items():
+        plain = (*container[:-1], "state_dict")
+        counted = "steps" in keys and keys["steps"].stored.numel == 1 and any(key.startswith("module.") for key in keys)
+        if container[-1:] == ("ema_state_dict",) and counted and plain in containers:
+            found |= {plain: "ema", container: "raw"}
+    return found
+
+
+def _hook_buffers(keys: Iterable[str]) -> dict[str, str]:
+    """Return {buffer: parameter} of the copies that mmcv's EMAHook keeps: `ema_backbone_norm_weight` and the like."""
+    flat = {f"ema_{key.replace('.', '_')}": key for key in keys}
+    found = {key: flat[key] for key in keys if key in flat}
+    return found if sum("." in key for key in found.values()) >= _MIN_NETWORK else {}
 
 
 def loosen(branch: Branch) -> Iterator[Branch]:
@@ -194,6 +221,14 @@ def _take_apart(
 ) -> Iterator[Branch]:
     remarks = list(remarks)
     keys = _unwrap(ckpt, keys, remarks)
+    if buffers := _hook_buffers(keys):
+        rest = {key: taken for key, taken in keys.items() if key not in buffers}
+        yield from _take_apart(ckpt, container, parts, rest, [*remarks, _HOOK])
+        tensors = {dotted: keys[key].stored for key, dotted in buffers.items()}
+        yield Branch(
+            ".".join((*container, *parts, "emahook")), tensors, tuple(Step("container", x) for x in container), _HOOK
+        )
+        return
     copies = _copies(keys)
     name = ".".join((*container, *parts)) or FLAT
     keys = _without_counters(keys, remarks, bool(copies) or is_averaged(name))
