@@ -56,6 +56,17 @@ class Bridge:
             groups.setdefault(cell.view, []).append(name)
         return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
+    def shared(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+        """Return groups of canonical names whose elements are the same memory, though the dialect keeps them apart."""
+        places: dict[object, list[str]] = {}
+        for name, cell in self.network.cells.items():
+            whole = tensors[self.prefix + cell.view.tensor]
+            if whole.numel():
+                start = whole.data_ptr() + cell.view.offset * whole.element_size()
+                places.setdefault((start, cell.view.dims), []).append(name)
+        tied = {frozenset(group) for group in self.ties}
+        return tuple(tuple(names) for names in places.values() if len(names) > 1 and frozenset(names) not in tied)
+
     def read(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return copies of the canonical tensors: {canonical name: tensor} from {key: tensor}."""
         return {name: self._view(tensors, name).clone() for name in self.network.cells}

@@ -125,7 +125,13 @@ def _difference(ran: Mapping[str, Stage], failing: list[str], name: str, detail:
         if all(RESIZED in r.name for r in wrong):
             known = "the same function at the size of images they were made for, and not at another"
             return f"{known}: {bad.name}: {bad.detail}"
-        return f"not the same function: {bad.name}: {bad.detail}"
+        shared = (
+            next((r for r in ran["accounting"].failures if r.name.startswith("shared in")), None)
+            if "accounting" in ran
+            else None
+        )
+        more = "" if shared is None else f"; {shared.name}: {shared.detail}"
+        return f"not the same function: {bad.name}: {bad.detail}{more}"
     if failing[0].startswith("numerics"):
         precision = failing[0].removeprefix("numerics-")
         exact = function is not None and not function.failures

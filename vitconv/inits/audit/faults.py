@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from vitconv.inits.audit.finding import Finding
-from vitconv.inits.audit.measure import Measured
+from vitconv.inits.audit.measure import Measured, measure
 from vitconv.inits.base.distribution import Distribution
 from vitconv.layout.blocks import block_of
 from vitconv.layout.canonical import role_of
 
 _HUGE = 1e3
 _F16_TINY = 2.0**-14
+_DIGITS = re.compile(r"\d+")
+
+
+def nameless(tensors: Mapping[str, Tensor]) -> tuple[Finding, ...]:
+    """Return what is wrong with the parameters of a network whose roles are not known: {its own name: tensor}.
+
+    What an init scheme would draw cannot be told of them. Layers are told by names that differ in numbers only.
+    """
+    measured = {name: measure(name, t) for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    found = [f for one in (_not_finite, _uninitialised, _stray) for f in one(measured)]
+    found += _constant(measured, {})
+    found += copies(measured, tensors, lambda name: None if bare(name) == name else bare(name))
+    return tuple(found)
+
+
+def bare(name: str) -> str:
+    """Return a name without its numbers: that of the same tensor in every layer."""
+    return _DIGITS.sub("#", name)
 
 
 def faults(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]) -> Iterator[Finding]:
@@ -79,8 +98,13 @@ def _dead(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]
     if zero:
         yield Finding(
             "all-zero", "warn", _names(zero), f"{len(zero)} tensors are all zero where an init or a training is not",
-            "check that they were loaded, and that an optimiser has them",
+            "check that they were loaded, and that an optimiser has them; what was on the meta device holds zeros or "
+            "anything else until its own init function has run after to_empty",
         )  # fmt: skip
+    yield from _constant(measured, expected)
+
+
+def _constant(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]) -> Iterator[Finding]:
     weights = [m for m in measured.values() if m.constant and m.low != 0.0 and len(m.shape) > 1 and m.n > 1]
     same = [m for m in weights if not (m.name in expected and expected[m.name].family == "constant")]
     if same:
@@ -124,19 +148,28 @@ def _rounded(measured: Mapping[str, Measured]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def copies(measured: Mapping[str, Measured], tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+def copies(
+    measured: Mapping[str, Measured],
+    tensors: Mapping[str, Tensor],
+    kind: Callable[[str], Hashable] = lambda name: block_of(name) is not None or None,
+) -> Iterator[Finding]:
     """Yield layers that hold the same weights, also when one is a multiple of the other.
 
     Correlation does not see scale, so copies divided by sqrt(2 l) are found. Independent tensors of n elements
     correlate with a spread of 1/sqrt n.
+
+    Args:
+        measured: what the tensors hold.
+        tensors: the tensors.
+        kind: by the name of a tensor, those it is compared with; None leaves it out.
     """
-    groups: dict[tuple[tuple[int, ...], int], list[Measured]] = {}
+    groups: dict[tuple[tuple[int, ...], int, Hashable], list[Measured]] = {}
     for m in measured.values():
-        if m.std > 0 and not m.bad and m.n >= 32 and block_of(m.name) is not None:
-            groups.setdefault((m.shape, m.trace.numel()), []).append(m)
+        if m.std > 0 and not m.bad and m.n >= 32 and kind(m.name) is not None:
+            groups.setdefault((m.shape, m.trace.numel(), kind(m.name)), []).append(m)
     same: list[str] = []
     alike: list[tuple[str, str, float]] = []
-    for (_, size), group in groups.items():
+    for (_, size, _), group in groups.items():
         if len(group) < 2:
             continue
         rows = torch.stack([m.trace - m.trace.mean() for m in group])
@@ -153,9 +186,11 @@ def copies(measured: Mapping[str, Measured], tensors: Mapping[str, Tensor]) -> I
             elif len(group[0].shape) > 1:
                 alike.append((group[a].name, group[b].name, value))
     if same:
+        # Biases that were copied, beside matrices drawn anew, break no symmetry.
+        alone = all(len(measured[name].shape) < 2 for name in _both(same))
         yield Finding(
-            "copied", "fail", _both(same), f"the same bits twice: {'; '.join(same[:4])}",
-            "layers that start equal stay close; draw each by itself",
+            "copied", "warn" if alone else "fail", _both(same), f"the same bits twice: {'; '.join(same[:4])}",
+            "layers that start equal stay close; draw each by itself (nn.TransformerEncoder deep-copies one layer)",
         )  # fmt: skip
     if alike:
         text = "; ".join(f"{a} and {b} (r = {value:.2f})" for a, b, value in alike[:4])

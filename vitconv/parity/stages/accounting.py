@@ -21,7 +21,7 @@ ASIDE = ("release", "mlp_dropout")
 
 def account(pair: Pair) -> Stage:
     """Compare what both sides consist of."""
-    rows = [*_mapped(pair), *(_trip_back(s) for s in (pair.a, pair.b)), *_loaded(pair), *_weights(pair)]
+    rows = [*_mapped(pair), *_shared(pair), *(_trip_back(s) for s in (pair.a, pair.b)), *_loaded(pair), *_weights(pair)]
     rows += [*_facts(pair), *_sites(pair.a), *_sites(pair.b), *_when_training(pair)]
     notes = [f"{s.label}: {note}" for s in (pair.a, pair.b) for note in s.notes]
     for s in (pair.a, pair.b):
@@ -57,6 +57,26 @@ def _mapped(pair: Pair) -> Iterator[Row]:
         yield Row("shapes", "fail", "; ".join(lines), {"tensors": len(other)})
 
 
+def _shared(pair: Pair) -> Iterator[Row]:
+    """Say which tensors are one and the same in a side: modules that are used twice."""
+    left, right = (side.bridge.shared(state_of(side.built.module)) for side in (pair.a, pair.b))
+    for label, here, there in (("A", left, right), ("B", right, left)):
+        alone = [group for group in here if group not in there]
+        if alone:
+            pairs = ", ".join(collapse(name for group in alone for name in group))
+            yield Row(
+                f"shared in {label}",
+                "fail",
+                f"{pairs}: of each two or more are one tensor in {label}, and tensors of their own on the other side: "
+                "a module is used several times",
+                {"groups": len(alone)},
+            )
+    both = [group for group in left if group in right]
+    if both:
+        names = ", ".join(collapse(name for group in both for name in group))
+        yield Row("shared", "info", f"{names}: of each two or more are one tensor on both sides", {"groups": len(both)})
+
+
 def _trip_back(side: Side) -> Row:
     """Carry the network's own tensors to canonical ones and back into a network of NaN; every bit must return."""
     state = {k: v.detach() for k, v in state_of(side.built.module).items()}
@@ -87,7 +107,10 @@ def _loaded(pair: Pair) -> Iterator[Row]:
         if side.weights is None:
             continue
         back = side.bridge.read(state_of(module_of(side).module))
-        rounded = [n for n, t in side.weights.items() if not torch.equal(back[n].double(), t.double())]
+        # Of names that are one tensor the last one's weights are in it, which is a row of its own.
+        several = {name for group in side.bridge.shared(state_of(side.built.module)) for name in group}
+        apart = {n: t for n, t in side.weights.items() if n not in several}
+        rounded = [n for n, t in apart.items() if not torch.equal(back[n].double(), t.double())]
         unfit = [n for n in rounded if side.weights[n].isfinite().all()]
         detail = f"{len(back)} tensors of {side.origin}, read again from the network"
         if unfit:
