@@ -17,6 +17,7 @@ from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.readings import readings, text_keys
+from vitconv.conversion.respelled import respelled
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import (
     centred_norms,
@@ -113,7 +114,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
-    chosen = settled_biases(with_bits(_chosen(found, wishes.branch), wishes.bits), checkpoint.read)
+    chosen = settled_biases(respelled(with_bits(_chosen(found, wishes.branch), wishes.bits)), checkpoint.read)
     if any(".lora_" in key for key in chosen.tensors):
         from vitconv.conversion.merged import refuse_adapter
 

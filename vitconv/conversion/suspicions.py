@@ -21,6 +21,8 @@ _FINAL_NORMS = {"norm.weight", "pool.norm.weight", "trunk_norm.weight", "norm_cl
 _NONE_BY_DEFAULT = {"torch", "xformers"}
 # A class token; with a distillation token; with four registers.
 _TOKENS = (1, 2, 5)
+# Positions of which nobody wonders whether they are one row.
+_FEW = 4
 _ANCHORS = 8
 # Trained gains lie around one, or well above zero; stored less one they lie around zero.
 _LESS_ONE = 0.25
@@ -50,6 +52,12 @@ def lost_parts(match: Match, facts: Semantics) -> list[str]:
             out.append(
                 f"warning: {n} positions make no square grid, {fewer[0]} beside {n - fewer[0]} for tokens would, and"
                 " there is no class token: was it lost? --set grid=HxW says that it was not"
+            )
+        elif _prime(n):
+            out.append(
+                f"warning: {n} positions make no grid of several rows, {n - 1} beside one for a token might, and there"
+                " is no class token: was it lost, or does the code add its row to all others (as ViTPose does)?"
+                " --set grid=HxW says that it is neither"
             )
     return out
 
@@ -94,6 +102,10 @@ def centred_norms(match: Match, stored: Mapping[str, Stored], read: Read) -> lis
 
 def _values(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else ("pre", "post") if value is None else (value,)
+
+
+def _prime(n: int) -> bool:
+    return n > _FEW and all(n % k for k in range(2, math.isqrt(n) + 1))
 
 
 def _square(n: int) -> bool:

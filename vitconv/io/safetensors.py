@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from math import prod
 
 from vitconv.errors import BadFile
@@ -52,7 +53,17 @@ def read(file: File) -> Contents:
             f"{file.path}: one rank's pieces of a distributed checkpoint, no whole tensors; join the files of all ranks"
             " first (torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files)"
         )
-    return Contents("safetensors", _tensors(file, entries, 8 + length), metadata, header=raw)
+    tensors = _tensors(file, entries, 8 + length)
+    return Contents("safetensors", [*tensors, *_aliases(tensors, metadata)], metadata, header=raw)
+
+
+def _aliases(tensors: list[Stored], metadata: dict[str, str]) -> list[Stored]:
+    """Return the tensors that `safetensors.torch.save_model` left out as copies of others, by its metadata."""
+    if not metadata:
+        return []
+    held = {stored.key: stored for stored in tensors}
+    names = {key: of for key, of in metadata.items() if of in held and key not in held}
+    return [replace(held[of], path=(key,)) for key, of in names.items()]
 
 
 class _TwiceError(ValueError):

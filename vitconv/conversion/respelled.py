@@ -1,0 +1,48 @@
+"""Names that another library respelled when it wrote a file, put back before the layout is looked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from vitconv.io.envelope import Branch
+
+# transformers up to 4.47 renames every gamma to weight as it loads, for the sake of TensorFlow's norms; RADIO's files
+# write it otherwise so that it does not.
+_SCALE = re.compile(r"(?P<stem>(?:.*\.)?ls_?[12])\.(?P<end>weight|grandma)")
+# TensorFlow's names of a norm's weight and bias.
+_NORM = re.compile(r"(?P<stem>(?:.*\.)?\w*(?:norm|ln)\w*)\.(?P<end>gamma|beta)", re.IGNORECASE)
+_USUAL = {"gamma": "weight", "beta": "bias"}
+
+
+def respelled(branch: Branch) -> Branch:
+    """Return the branch with LayerScale called gamma, and the two of a norm weight and bias."""
+    names = {**_scales(branch.tensors), **_norms(branch.tensors)}
+    if not names or len({names.get(key, key) for key in branch.tensors}) < len(branch.tensors):
+        return branch
+    said = ", ".join(f"{key} is read as {names[key]}" for key in _kinds(names))
+    return dataclasses.replace(
+        branch,
+        tensors={names.get(key, key): stored for key, stored in branch.tensors.items()},
+        note="; ".join(x for x in (branch.note, f"names that another library respelled: {said}") if x),
+    )
+
+
+def _scales(keys: Mapping[str, object]) -> dict[str, str]:
+    found = {key: m for key in keys if (m := _SCALE.fullmatch(key))}
+    return {key: f"{m['stem']}.gamma" for key, m in found.items() if f"{m['stem']}.bias" not in keys}
+
+
+def _norms(keys: Mapping[str, object]) -> dict[str, str]:
+    found = {key: m for key in keys if (m := _NORM.fullmatch(key))}
+    both = {m["stem"] for m in found.values() if m["end"] == "beta"}
+    return {key: f"{m['stem']}.{_USUAL[m['end']]}" for key, m in found.items() if m["stem"] in both}
+
+
+def _kinds(names: Mapping[str, str]) -> list[str]:
+    """Return a few of the keys, one of each kind."""
+    firsts: dict[str, str] = {}
+    for key in names:
+        firsts.setdefault(re.sub(r"\.\d+\.", ".#.", key), key)
+    return list(firsts.values())[:4]
