@@ -34,7 +34,7 @@ def _forward(steps: Sequence[Step], limits: Limits) -> Finding:
             f"forward: {first} gives {first.lost:.3%} infinite or NaN from finite inputs; it is the first to run out"
             + ("" if first.dtype == "float16" else f", and it is {first.dtype}"),
             {"op": first.op, "module": first.module, "line": first.line, "lost": first.lost},
-            (first.module,),
+            _where(first),
             curves=curves,
             axes=axes,
         )
@@ -47,7 +47,7 @@ def _forward(steps: Sequence[Step], limits: Limits) -> Finding:
         f"forward: {top} comes nearest, {top.largest:.4g} of 65504: {share:.2%} (limits {limits['warn']:.0%}, "
         f"{limits['error']:.0%})",
         {"op": top.op, "module": top.module, "largest": top.largest, "share": share},
-        (top.module,) if share > limits["warn"] else (),
+        _where(top) if share > limits["warn"] else (),
         curves=curves,
         axes=axes,
     )
@@ -58,6 +58,9 @@ def _backward(context: Context, limits: Limits) -> Iterator[Finding]:
     if run_out(seen.forward) is not None:
         yield Finding("info", "backward: not judged, since the forward pass runs out already")
         return
+    if not seen.backward:
+        yield Finding("info", "backward: the loss has no gradient, so there is no such pass")
+        return
     failed = {scale: first for scale, steps in seen.backward.items() if (first := run_out(steps)) is not None}
     smallest = min(seen.backward)
     largest = max(seen.backward)
@@ -67,7 +70,7 @@ def _backward(context: Context, limits: Limits) -> Iterator[Finding]:
             "error",
             f"backward: {one} runs out even at loss scale {smallest:g}: no scale helps, every step is skipped",
             {"op": one.op, "module": one.module, "scale": smallest},
-            (one.module,),
+            _where(one),
         )
     elif largest in failed:
         works = max(s for s in seen.backward if s not in failed)
@@ -81,6 +84,11 @@ def _backward(context: Context, limits: Limits) -> Iterator[Finding]:
         top = nearest(seen.backward[largest])
         near = f"; nearest {top}, {top.largest / LARGEST:.2%} of the range" if top is not None else ""
         yield Finding("ok", f"backward: nothing runs out at loss scale {largest:g}{near}", {"works": largest})
+
+
+def _where(step: Step) -> tuple[str, ...]:
+    """Return the module of an operator; what the network itself computes is in none."""
+    return (step.module,) if step.module else ()
 
 
 def _halves(steps: Sequence[Step]) -> list[Step]:

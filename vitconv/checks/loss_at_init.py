@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.gated import branches_gated
+from vitconv.checks.base.halves import half_pass, run_out
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
@@ -19,7 +20,7 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         raise NotApplicable("it gives no logits [b o]")
     y = seen.output.double()
     if not bool(y.isfinite().all()):
-        yield Finding("error", "the logits are not finite", {"loss": seen.loss})
+        yield _not_finite(context, seen.loss)
         return
     count, classes = y.shape
     if classes > 1 and bool((y >= 0).all()) and bool(((y.sum(1) - 1).abs() < 1e-3).all()):
@@ -61,6 +62,21 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
             {"logit_std_over_images": over_images},
             advice="look where the stream becomes constant in signals; a hand-written norm that overflows does this",
         )
+
+
+def _not_finite(context: Context, loss: float) -> Finding:
+    """Name the first operator that runs out in float32, which is no matter of half precision."""
+    first = run_out(half_pass(context.network, context.data.batch(1), "fp32").forward)
+    text = "the logits are not finite in float32"
+    if first is not None:
+        text += f": {first} is the first to give infinite or NaN from finite inputs"
+    return Finding(
+        "error",
+        text,
+        {"loss": loss, "op": "" if first is None else first.op, "module": "" if first is None else first.module},
+        (first.module,) if first is not None and first.module else (),
+        "look at what is computed there: division by 0, exp or a power without bound, a softmax of masked logits only",
+    )
 
 
 CHECK = Check(

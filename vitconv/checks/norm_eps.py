@@ -13,7 +13,10 @@ from vitconv.checks.base.context import Context
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Compare every norm's eps with the variance of what it is given."""
-    seen = context.signals.variances
+    # Where a variance is no number, something ahead of the norm is to blame: see loss-at-init and signals.
+    seen = {name: found for name, found in context.signals.variances.items() if math.isfinite(found[0])}
+    if context.signals.variances and not seen:
+        raise NotApplicable("no norm is given finite values")
     if not seen:
         raise NotApplicable("no norm with an eps was run")
     worst_name, (low, eps) = max(seen.items(), key=lambda item: _loss(*item[1]))

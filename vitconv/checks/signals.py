@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vitconv.checks.base.check import Check, Finding, Limits, Points
 from vitconv.checks.base.context import Context
+from vitconv.checks.base.halves import half_pass, run_out
 from vitconv.checks.base.passes import Pass, rms
 from vitconv.layout.blocks import blocks_of
 
@@ -16,6 +17,7 @@ FLOAT32 = 3.4e38
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Follow the RMS and the largest |value| of the stream and the RMS of its gradient by depth."""
     seen = context.signals
+    yield from _trained(context, seen)
     stream = seen.stream()
     if not stream:
         yield Finding("info", "no blocks are known in this network, so nothing is followed by depth")
@@ -66,6 +68,50 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     yield from _gradients(seen, limits)
 
 
+def _trained(context: Context, seen: Pass) -> Iterator[Finding]:
+    """Say that nothing can be trained: all parameters are frozen, the graph is cut, or gradients are not finite."""
+    if seen.graded:
+        yield from _sick(context, seen)
+        return
+    named = dict(context.network.module.named_parameters())
+    frozen = [n for n, p in named.items() if not p.requires_grad]
+    cut = len(frozen) < len(named)
+    yield Finding(
+        "error",
+        "no gradient reaches any parameter, so nothing can be trained: "
+        + (
+            "the output is cut off from them, as under torch.no_grad(), detach() or argmax"
+            if cut
+            else f"all {len(named)} are frozen (requires_grad is False)"
+        ),
+        {"frozen": len(frozen), "parameters": len(named)},
+        advice="take torch.no_grad() and detach() out of forward"
+        if cut
+        else "set requires_grad of what is to be trained, before the optimiser is made",
+    )
+
+
+def _sick(context: Context, seen: Pass) -> Iterator[Finding]:
+    """Name the operator whose gradient is not finite although the output is: sqrt or norm of 0, log, division."""
+    sick = [n for n, g in seen.grads.items() if not bool(g.isfinite().all())]
+    if not sick or not bool(seen.output.isfinite().all()):
+        return
+    again = half_pass(context.network, context.data.batch(context.plan.batch), "fp32")
+    # What the forward pass hides, as torch.where does, comes back in the backward pass.
+    passes = (again.forward, *again.backward.values())
+    first = next((one for steps in passes if (one := run_out(steps)) is not None), None)
+    named = "" if first is None else f": {first} is the first to give infinite or NaN from finite inputs"
+    yield Finding(
+        "error",
+        f"the output is finite, and the gradients of {len(sick)} of {len(seen.grads)} parameters are not, in float32"
+        f"{named}",
+        {"gradients": len(sick), "op": "" if first is None else first.op},
+        (first.module,) if first is not None and first.module else tuple(sick[:8]),
+        "the slope of sqrt, norm or log is infinite at 0, and torch.where keeps the NaN of the branch not taken: add "
+        "an eps inside the root, or replace the argument before the function",
+    )
+
+
 def _stage(name: str) -> str:
     return name.split(".")[1] if name.startswith("stages.") else ""
 
@@ -97,7 +143,7 @@ def _gradients(seen: Pass, limits: Limits) -> Iterator[Finding]:
     if len(values) < 2 or max(values) == 0.0:
         return
     if not all(math.isfinite(v) for v in values):
-        yield Finding("error", "gradients of the MLPs are not finite in float32")
+        # Said of all parameters already.
         return
     ratio = values[-1] / values[0] if values[0] > 0 else math.inf
     level = "error" if not 1 / limits["gradient"] <= ratio <= limits["gradient"] else "ok"
@@ -128,10 +174,10 @@ CHECK = Check(
     measures="RMS and largest |value| of the residual stream ahead of the blocks and after each, RMS of the loss "
     "gradient "
     "there, norm of the gradient of mlp.down by block",
-    threshold="error when a value is not finite in float32, above 16376 (a quarter of float16's range), when a block "
-    "gives all images the same, or when the MLP gradients of the last and the first block differ by 1000; warn when a "
-    "block past the second grows the RMS by 1.5, or any by 20 before training, or it passes 100. Post-norm streams are "
-    "1 by construction: see gradient-profile for them",
+    threshold="error when a value or a gradient is not finite in float32, when no gradient reaches a parameter, above "
+    "16376 (a quarter of float16's range), when a block gives all images the same, or when the MLP gradients of the "
+    "last and the first block differ by 1000; warn when a block past the second grows the RMS by 1.5, or any by 20 "
+    "before training, or it passes 100. Post-norm streams are 1 by construction: see gradient-profile for them",
     advice="look at the block that is named",
     cost="pass",
     run=run,

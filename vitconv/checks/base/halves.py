@@ -96,7 +96,7 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
             loss = loss_of(output, labels)
         forward = tuple(watch.steps)
         largest, middle, smallest = scales
-        for scale in (middle, smallest):
+        for scale in (middle, smallest) if loss.requires_grad else ():
             module.zero_grad(set_to_none=True)
             watch.restart()
             where.backward = True
@@ -106,7 +106,8 @@ def half_pass(built: Built, batch: Batch, precision: str, scales: Sequence[float
             if run_out(backward[scale]) is None:
                 break
         # A backward pass is linear in the loss, so another scale need not be run.
-        backward = {largest: scaled(backward[middle], largest / middle), **backward}
+        if backward:
+            backward = {largest: scaled(backward[middle], largest / middle), **backward}
     module.zero_grad(set_to_none=True)
     return Halves(precision, forward, backward, float(loss.detach()), bool(output.isfinite().all()))
 

@@ -51,6 +51,7 @@ class Pass:
         attention: by block; empty where it could not be worked out.
         variances: {norm module: (smallest variance over its tokens, eps)}.
         masked, lost: rows of a softmax whose every logit is masked, and those of them that came out as NaN.
+        graded: whether the loss depends on anything that is trained.
     """
 
     loss: float
@@ -63,6 +64,7 @@ class Pass:
     variances: Mapping[str, tuple[float, float]]
     masked: int = 0
     lost: int = 0
+    graded: bool = True
 
     def stream(self) -> list[tuple[str, Tensor]]:
         """Return (name, value) of the residual stream: ahead of the blocks, and after each."""
@@ -97,7 +99,9 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         with MaskedRows() as rows:
             output = built.run(module, images)
         loss = loss_of(output, labels)
-        loss.backward()
+        graded = loss.requires_grad
+        if graded:
+            loss.backward()
     values = {n: x.detach() for n, x in seen.values().items()}
     tap_grads = {n: g.detach() for n, g in seen.gradients().items()}
     state = state_of(module)
@@ -122,6 +126,7 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         variances,
         rows.masked,
         rows.lost,
+        graded,
     )
 
 
