@@ -25,6 +25,7 @@ class Request:
         extra: what a configuration beside the source said besides facts (labels, crop_pct, interpolation), and
             `dtype`, the safetensors name of the dtype written.
         options: the options of the dialect that were taken, {choice: option}.
+        open: what facts that are not known may be, where the source's layout says so.
     """
 
     dialect: str
@@ -34,6 +35,7 @@ class Request:
     keys: frozenset[str]
     extra: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    open: Mapping[str, Any] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Return True when the canonical tensor is there."""
@@ -94,6 +96,7 @@ _EXAMPLES: Mapping[str, str] = {
     "qk_norm_eps": "1e-6|1e-5",
     "activation": "gelu|quick_gelu|gelu_tanh",
     "pooling": "token|avg",
+    "position": "learned|rope",
     "residual_alpha": "2.2134",
     "grid": "14x14",
 }

@@ -77,7 +77,9 @@ def _block(draft: Draft) -> dict[str, Any]:
 def _rope(draft: Draft) -> dict[str, Any]:
     facts, table = draft.request.facts, draft.request.has("embed.pos")
     draft.only("position", "learned", "sincos", "none", "rope", why="timm's Eva adds a table or turns queries and keys")
-    position = facts.position if table else draft.need("position")
+    # Beside a table too the keys of EVA-02 do not say whether queries and keys are turned.
+    unsure = not table or (facts.position is None and "rope" in draft.request.open.get("position", ()))
+    position = draft.need("position") if unsure else facts.position
     if position != "rope":
         return {"use_rot_pos_emb": False, "use_abs_pos_emb": table}
     half = draft.need("rope_layout") == "half"

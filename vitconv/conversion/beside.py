@@ -69,6 +69,7 @@ def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:
         names=frozenset(p.network.cells),
         keys=frozenset(t.key for t in p.targets),
         options=variant.taken,
+        open=p.network.open,
         extra={**extra, "dtype": next(iter(dtypes))} if len(dtypes) == 1 else extra,
     )
     answer = writer(request)

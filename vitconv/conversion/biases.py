@@ -27,6 +27,7 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
     twice: list[str] = []
     zeros = _zero_key_biases(branch, read)
     masks: list[str] = []
+    hidden: list[str] = []
     for stem, key in stems.items():
         apart = [f"{stem}q_bias", f"{stem}v_bias"]
         if all(k in branch.tensors for k in apart):
@@ -34,7 +35,9 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
             twice += apart
         if f"{stem}qkv.bias_mask" in branch.tensors and _is_ones(branch.tensors, f"{stem}qkv.bias_mask", read):
             masks.append(f"{stem}qkv.bias_mask")
-    gone = {*twice, *masks, *zeros}
+        elif _hidden(branch.tensors, key, read):
+            hidden += [key, f"{key}_mask"]
+    gone = {*twice, *masks, *zeros, *hidden}
     if not gone:
         return branch
     notes = [branch.note] if branch.note else []
@@ -44,12 +47,26 @@ def settled_biases(branch: Branch, read: Read) -> Branch:
         notes.append(f"key biases of zeros, as the code makes up itself, and left out: {', '.join(collapse(zeros))}")
     if masks:
         notes.append(f"masks of ones, which change nothing, and left out: {', '.join(collapse(masks))}")
+    if hidden:
+        notes.append(
+            f"biases under masks of zeros, which the code multiplies: no part of the function, and left out:"
+            f" {', '.join(collapse(hidden))}"
+        )
     return dataclasses.replace(
         branch,
         tensors={k: t for k, t in branch.tensors.items() if k not in gone},
         note="; ".join(notes),
         left=(*branch.left, *sorted(gone)),
     )
+
+
+def _hidden(tensors: Mapping[str, Stored], key: str, read: Read) -> bool:
+    """Say whether a bias lies under a mask of zeros and is not zero itself."""
+    pair = [tensors[k] for k in (f"{key}_mask", key) if k in tensors]
+    if len(pair) < 2 or any(t.dtype not in FLOATS for t in pair):
+        return False
+    mask, bias = (_values(t, read) for t in pair)
+    return not mask.any() and bool(bias.any())
 
 
 def _zero_key_biases(branch: Branch, read: Read) -> list[str]:

@@ -123,7 +123,9 @@ def refuse_adapter(branch: Branch, where: Path) -> None:
     if not held:
         return
     base, _ = split(branch.tensors)
-    if any(_WRAPPED.search(key) for key in branch.tensors):
+    if all(key.endswith((".lora_A", ".lora_B")) for key in held):
+        how = "loralib adds its factors to the weight in model.eval(): call that, save, and leave out lora_A and lora_B"
+    elif any(_WRAPPED.search(key) for key in branch.tensors):
         how = "merge it with --adapter, naming its adapter_config.json, which says alpha"
     elif len(base) > len(held) // 2:
         how = "merge it with --adapter, naming its adapter_config.json, or leave it out with PEFT"

@@ -57,7 +57,7 @@ def check_equal(p: Plan, sources: Sources) -> None:
             held = _is_buffer(sources, key, str(const.value))
         else:
             held = bytes(sources.read(key)) == constant_bytes(const, stored.shape, stored.dtype)
-        if not held:
+        if not held and not _masks_nothing(sources, key):
             raise Refused(f"{key} should be the constant {const.value}, and is not; it cannot be left out")
     _check_derived(p, sources)
     untied = []
@@ -70,6 +70,17 @@ def check_equal(p: Plan, sources: Sources) -> None:
             f"{p.target.variant.dialect.name} holds these only once, and here they differ from the one it would keep:"
             f" {', '.join(collapse(untied))}; choose another variant with --set"
         )
+
+
+def _masks_nothing(sources: Sources, key: str) -> bool:
+    """Say whether a mask is of zeros, and the bias under it too, as in the published files of DINOv3."""
+    masked = key.removesuffix("_mask")
+    if masked == key or masked not in sources.where:
+        return False
+    from vitconv.layout.arith import to_float
+
+    pair = [(sources.read(k), sources.where[k][1]) for k in (key, masked)]
+    return not any(to_float(raw, t.dtype, t.shape).any() for raw, t in pair)
 
 
 def _is_buffer(sources: Sources, key: str, value: str) -> bool:

@@ -189,9 +189,11 @@ def _by_index(path: Path) -> Place:
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
+        others = sorted(entry.name for entry in path.parent.iterdir() if entry.name.endswith(_INDEX))
+        other = next((f", or name {path.parent / name}" for name in others if name != path.name), "")
         raise BadFile(
             f"{path}: the index names {len(names)} files, {len(missing)} are missing: {some(missing)}. Fetch them, or"
-            " ignore the index (--ignore-index) if it is stale"
+            f" ignore the index (--ignore-index) if it is stale{other}"
         )
     return Place(tuple(path.parent / name for name in names), weight_map)
 
