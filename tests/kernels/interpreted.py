@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from vitconv.errors import Refused
-from vitconv.kernels import tolerance
+from vitconv.kernels import bench, tolerance
+from vitconv.kernels.bench_cases import corners
 from vitconv.kernels.epilogue.module import epilogue
 from vitconv.kernels.epilogue.module import plan as plan_epilogue
 from vitconv.kernels.epilogue.philox import keep_mask
@@ -119,6 +120,23 @@ def test_focused_attention(dtype, b, t, s, d, heads, power, kind):
     assert torch.equal(got.pop(), reference.pop())
     exact.pop()
     hold(("out", "q", "k", "v", "scale", "position"), [fore, *[back] * 5], got, reference, exact)
+
+
+@pytest.mark.parametrize("keys", [1, 20], ids=["one key", "one key outweighs the others"])
+def test_focused_attention_of_one_key_keeps_an_absolute_bound(keys):
+    """dq, and with one key dk, are then far below their usual size; they are off by what a usual one is off by."""
+    q, k, v, grad = (torch.randn(1, 20, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(4))
+    k[:, 3] = (k[:, 3].abs() + 0.5) * 1e6
+    scale = torch.zeros(1, 1, 64)
+
+    def function(q, k, v, *, backend):
+        return focused_attention(q, k, v, scale.to(q.dtype), None, heads=2, power=3, backend=backend)
+
+    got, _, exact = three_ways(function, [q, k[:, :keys], v[:, :keys]], grad)
+    usual = three_ways(function, [q, k.clamp(max=2.0), v], grad)[2]
+    for name, g, e, size in zip(("out", "q", "k", "v"), got, exact, usual, strict=True):
+        assert (g.double() - e).norm() < 2e-6 * size.norm(), name
+    assert exact[1].norm() < 1e-2 * usual[1].norm()
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=["fp32", "fp16"])
@@ -259,3 +277,11 @@ def test_epilogue_without_bias_and_its_refusal():
     run = lambda backend: epilogue(x, p=0.2, seed=5, backend=backend)  # noqa: E731
     assert tolerance.error(run("triton"), run("torch").double()) < tolerance.floor(F32)
     assert "drops everything" in str(plan_epilogue(x, None, 1.0).why)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in corners(backend="triton") if c.out_dtype != BF16], ids=lambda c: f"{c.kernel} {c.label}"
+)
+def test_what_the_benchmark_checks_on_a_card_passes(case):
+    outcome = bench.check(case, torch.device("cpu"))
+    assert outcome["passed"], outcome

@@ -21,10 +21,10 @@ pytestmark = [
 SHARED = 80 * 1024
 
 
-def compiled(families, architectures, pattern, tmp_path):
+def compiled(*arguments, tmp_path, script="compile_kernels.py"):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(HERE / "compile_kernels.py"), families, architectures, pattern]
+    command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -42,7 +42,7 @@ def compiled(families, architectures, pattern, tmp_path):
     ids=["norm", "norm fp32", "epilogue", "focused fp16", "focused bf16 and fp32"],
 )
 def test_cubins_load_wide_and_do_not_spill(families, pattern, count, tmp_path):
-    lines = compiled(families, "80,90", pattern, tmp_path)
+    lines = compiled(families, "80,90", pattern, tmp_path=tmp_path)
     assert len(lines) == 2 * count
     for line in lines:
         assert line["spills"] == 0, line
@@ -50,6 +50,26 @@ def test_cubins_load_wide_and_do_not_spill(families, pattern, count, tmp_path):
         assert line["registers"] <= 255, line
         assert line["shared"] <= SHARED, line
         assert line["loads"].get("128", 0) > 0, line
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernels"),
+    [
+        (r"focused attention \[128, 3136, 96\]", ["state", "output", "reduce", "query", "key"]),
+        (r"layer norm \[50432, 768\] bfloat16|mlp epilogue .* p 0.1", ["forward", "backward"] * 2),
+    ],
+    ids=["focused", "norm and epilogue"],
+)
+def test_the_benchmark_launches_at_full_shapes(wanted, kernels, tmp_path):
+    """What the launchers hand over, a card of compute capability 9.0 would compile and take."""
+    lines = compiled("90", wanted, tmp_path=tmp_path, script="launch_kernels.py")
+    names = [line["name"] for line in lines if line["name"] != "statistics_kernel"]
+    assert names == [f"{name}_kernel" for name in kernels]
+    for line in lines:
+        assert line["spills"] == 0, line
+        assert line["shared"] <= SHARED, line
+        assert line["loads"].get("128", 0) > 0, line
+        assert max(line["grid"][1:], default=1) < 2**16, line
 
 
 def test_the_probe_sees_spills(tmp_path):

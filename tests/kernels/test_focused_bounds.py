@@ -139,3 +139,23 @@ def test_gradients_of_what_weighs_all_do_not_cancel(kind: str, power: float) -> 
     for name, got, exact in zip("qkv", gradients(torch.float32), gradients(torch.float64), strict=False):
         if name != "k" or kind == "one key":
             assert tolerance.error(got, exact) < 1e-5, name
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e8], ids=lambda r: f"{r:.0e}")
+def test_where_one_key_outweighs_the_others_gradients_keep_an_absolute_bound(ratio: float) -> None:
+    """Then out is that key's value, dq is as small as the others' share, and its error is that of a usual dq."""
+    q, k, v, grad = (torch.randn(1, 20, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(4))
+    k[:, 3] = k[:, 3].abs() + 0.5
+
+    def gradients(ratio: float, dtype: torch.dtype) -> list[Tensor]:
+        heavy = torch.ones(20, 1).index_fill(0, torch.tensor(3), ratio)
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k * heavy, v)]
+        y = focused_attention(*leaves, torch.zeros(1, 1, 64), None, heads=2, power=3)
+        return list(torch.autograd.grad(y, leaves, grad.to(dtype)))
+
+    usual = gradients(1.0, torch.float64)
+    got, exact = gradients(ratio, torch.float32), gradients(ratio, torch.float64)
+    assert exact[0].norm() < 300 / ratio * usual[0].norm()
+    assert (got[0].double() - exact[0]).norm() < 1e-6 * usual[0].norm()
+    assert tolerance.error(got[1], exact[1]) < 2e-6
+    assert tolerance.error(got[2], exact[2]) < 2e-6

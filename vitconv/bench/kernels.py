@@ -7,15 +7,17 @@ from typing import Any
 
 from vitconv.report import Column, Fact, Report, Row, Section
 
-_CHECKS = (Column("kernel", "kernel"), Column("case", "case"), Column("error", "largest error"))
+_CASE = (Column("kernel", "kernel"), Column("case", "case"))
+_CHECKS = (*_CASE, Column("error", "largest error"))
+_TARGETS = (*_CASE, *(Column(name, name) for name in ("pass", "what", "wanted", "found")))
 _TIMES = (
-    Column("kernel", "kernel"),
-    Column("case", "case"),
+    *_CASE,
     Column("pass", "pass"),
     Column("provider", "provider", "code"),
     Column("median", "median", "seconds"),
     Column("p10", "p10", "seconds"),
     Column("p90", "p90", "seconds"),
+    Column("host", "host's part", "seconds"),
     Column("ratio", "times as fast as eager", "ratio"),
     Column("rate", "GB/s"),
     Column("share", "share of copy", "ratio"),
@@ -42,6 +44,9 @@ def report(found: dict[str, Any]) -> Report:
         Section("checks", "Correct? Against float64, bit for bit twice, fresh memory poisoned", _CHECKS, checks),
         Section("times", "Time, beside the peers", _TIMES, times),
     ]
+    if found["targets"]:
+        met = tuple(_target(t) for t in found["targets"])
+        sections.append(Section("targets", "Held against what is wanted on an H200", _TARGETS, met))
     if found["left_out"]:
         left = tuple(Row((text,), "warn") for text in found["left_out"])
         sections.append(Section("left", "Left out", (Column("what", "what"),), left))
@@ -49,12 +54,18 @@ def report(found: dict[str, Any]) -> Report:
 
 
 def _check(c: dict[str, Any]) -> Row:
-    error = f"{max(c['errors']):.2g}"
-    return Row((c["kernel"], c["case"], error), "ok" if c["passed"] else "fail", c.get("said", ""))
+    errors = c["errors"]
+    error = "none" if not errors else "not finite" if None in errors else f"{max(errors):.2g}"
+    return Row((c["kernel"], c["case"], error), "ok" if c["passed"] else "fail", c["said"])
+
+
+def _target(t: dict[str, Any]) -> Row:
+    cells = (t["kernel"], t["case"], t["pass"], t["what"], f"{t['wanted']:.3g}", f"{t['found']:.3g}")
+    return Row(cells, "ok" if t["met"] else "warn")
 
 
 def _row(r: dict[str, Any]) -> Row:
-    seconds = [r[name] * 1e-6 for name in ("median_us", "p10_us", "p90_us")]
+    seconds = [r[name] * 1e-6 for name in ("median_us", "p10_us", "p90_us", "host_us")]
     return Row(
         (
             r["kernel"], r["case"], r["pass"], r["provider"], *seconds, r["ratio_to_eager"],

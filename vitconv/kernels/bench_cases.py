@@ -1,7 +1,8 @@
-"""List what the kernel benchmark runs: shapes, providers, and the bytes a pass must move.
+"""The workloads that are measured, each with its peers and the bytes and operations it needs.
 
-Shapes are those of real networks at real batch sizes; `tiny` ones exercise the same code in a second on a CPU. Bytes
-follow from the tensors that a pass reads and writes; `plan` counts what our kernels read more than once.
+Full shapes are those of real networks at real batch sizes; `tiny` ones exercise the same code in a second on a CPU.
+Bytes follow from the tensors that a pass reads and writes; `plan` counts what our kernels read more than once.
+`corners` are small and only checked.
 """
 
 from __future__ import annotations
@@ -22,20 +23,33 @@ from vitconv.kernels.layer_norm.module import layer_norm
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Hold what a pass needs: bytes that any implementation moves, bytes that ours moves, FLOPs of its products."""
+
+    floor: int
+    plan: int
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.floor + other.floor, self.plan + other.plan, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
 class Case:
-    """Hold one workload: inputs (made anew by `make`), providers by name, bytes and FLOPs of each pass."""
+    """Hold one workload: inputs (made anew by `make`), providers by name, and the cost of each pass.
+
+    `reference` is what `own` computes, in plain PyTorch.
+    """
 
     kernel: str
     label: str
+    width: int
     make: Callable[[torch.device], list[Tensor]]
     providers: dict[str, Callable[..., Tensor]]
+    reference: Callable[..., Tensor]
     out_dtype: torch.dtype
-    bytes_forward: int
-    bytes_backward: int
-    plan_forward: int
-    plan_backward: int
-    flops_forward: int = 0
-    flops_backward: int = 0
+    forward: Cost
+    backward: Cost
 
 
 def size(dtype: torch.dtype) -> int:
@@ -57,7 +71,9 @@ def liger_layer_norm() -> Callable[..., Tensor] | None:
     return lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, 1e-6)
 
 
-def _norm(rows: int, d: int, x_dtype: torch.dtype, out: torch.dtype, *, compiled: bool) -> Case:
+def _norm(
+    rows: int, d: int, x_dtype: torch.dtype, out: torch.dtype, *, compiled: bool = False, backend: str = "auto"
+) -> Case:
     def make(device: torch.device) -> list[Tensor]:
         x = (torch.randn(rows, d, device=device) * 2 + 1).to(x_dtype)
         return [x, torch.randn(d, device=device), torch.randn(d, device=device)]
@@ -65,10 +81,14 @@ def _norm(rows: int, d: int, x_dtype: torch.dtype, out: torch.dtype, *, compiled
     def eager(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (d,), weight, bias, 1e-6).to(out)
 
-    def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return layer_norm(x, weight, bias, 1e-6, out_dtype=x.dtype if x.dtype == torch.float64 else out)
+    def ours(backend: str) -> Callable[..., Tensor]:
+        def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            to = x.dtype if x.dtype == torch.float64 else out
+            return layer_norm(x, weight, bias, 1e-6, out_dtype=to, backend=backend)
 
-    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "own": own}
+        return run
+
+    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "own": ours(backend)}
     if compiled:
         providers["compile"] = torch.compile(eager, dynamic=False)
     liger = liger_layer_norm()
@@ -77,30 +97,41 @@ def _norm(rows: int, d: int, x_dtype: torch.dtype, out: torch.dtype, *, compiled
     forward = rows * d * (size(x_dtype) + size(out))
     backward = rows * d * (2 * size(x_dtype) + size(out))
     label = f"[{rows}, {d}] {short(x_dtype)} -> {short(out)}"
-    return Case("layer norm", label, make, providers, out, forward, backward, forward, backward)
+    costs = Cost(forward, forward), Cost(backward, backward)
+    return Case("layer norm", label, d, make, providers, ours("torch"), out, *costs)
 
 
-def _epilogue(rows: int, m: int, dtype: torch.dtype, p: float, *, compiled: bool) -> Case:
+def _epilogue(
+    rows: int, m: int, dtype: torch.dtype, p: float, *, compiled: bool = False, backend: str = "auto"
+) -> Case:
     def make(device: torch.device) -> list[Tensor]:
         return [torch.randn(rows, m, device=device).to(dtype), torch.randn(m, device=device)]
 
     def eager(x: Tensor, bias: Tensor) -> Tensor:
         return F.dropout(F.gelu(x + bias.to(x.dtype)), p, training=True)
 
-    def own(x: Tensor, bias: Tensor) -> Tensor:
-        return epilogue(x, bias, p=p, seed=1)
+    def ours(backend: str) -> Callable[..., Tensor]:
+        return lambda x, bias: epilogue(x, bias, p=p, seed=1, backend=backend)
 
-    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "own": own}
+    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "own": ours(backend)}
     if compiled:
         providers["compile"] = torch.compile(eager, dynamic=False)
     forward, backward = 2 * rows * m * size(dtype), 3 * rows * m * size(dtype)
     label = f"[{rows}, {m}] {short(dtype)} p {p}"
-    return Case("mlp epilogue", label, make, providers, dtype, forward, backward, forward, backward)
+    costs = Cost(forward, forward), Cost(backward, backward)
+    return Case("mlp epilogue", label, m, make, providers, ours("torch"), dtype, *costs)
 
 
-def _focused(b: int, t: int, d: int, heads: int, dtype: torch.dtype, *, compiled: bool) -> Case:
+def _focused(
+    b: int, t: int, d: int, heads: int, dtype: torch.dtype, *, compiled: bool = False, backend: str = "auto",
+    dead: bool = False,
+) -> Case:  # fmt: skip
     def make(device: torch.device) -> list[Tensor]:
-        q, k, v, add = (torch.randn(b, t, d, device=device).to(dtype) for _ in range(4))
+        q, k, v, add = (torch.randn(b, t, d, device=device) for _ in range(4))
+        if dead:
+            # One head of the queries and some keys have no positive channel.
+            q[..., : d // heads], k[:, ::7] = -q[..., : d // heads].abs(), -k[:, ::7].abs()
+        q, k, v, add = (x.to(dtype) for x in (q, k, v, add))
         return [q, k, v, torch.zeros(1, 1, d, device=device), torch.zeros(1, t, d, device=device), add]
 
     # Eager runs as under autocast: features in float32, products in the 16-bit dtype.
@@ -108,13 +139,13 @@ def _focused(b: int, t: int, d: int, heads: int, dtype: torch.dtype, *, compiled
         with torch.autocast(q.device.type, dtype, enabled=dtype != torch.float32):
             return (upstream_fix(q, k, v, scale, position, heads=heads, power=3) + add).to(dtype)
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, position: Tensor, add: Tensor) -> Tensor:
-        return focused_attention(q, k, v, scale, position, heads=heads, add=add, backend="torch")
+    def ours(backend: str) -> Callable[..., Tensor]:
+        return lambda q, k, v, scale, position, add: focused_attention(
+            q, k, v, scale, position, heads=heads, add=add, backend=backend
+        )
 
-    def own(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, position: Tensor, add: Tensor) -> Tensor:
-        return focused_attention(q, k, v, scale, position, heads=heads, add=add)
-
-    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "stable in torch": plain, "own": own}
+    plain = ours("torch")
+    providers: dict[str, Callable[..., Tensor]] = {"eager": eager, "stable in torch": plain, "own": ours(backend)}
     if compiled:
         providers["compile"] = torch.compile(eager, dynamic=False)
     elements, width = b * t * d, size(dtype)
@@ -123,11 +154,9 @@ def _focused(b: int, t: int, d: int, heads: int, dtype: torch.dtype, *, compiled
     # Plan: statistics read q and k again; backward reads q, g, k, v twice.
     plan, plan_back = 7 * elements * width, 11 * elements * width
     e = d // heads
-    label = f"[{b}, {t}, {d}] {heads} heads {short(dtype)}"
-    return Case(
-        "focused attention", label, make, providers, dtype, floor, floor_back, plan, plan_back,
-        4 * elements * e, 10 * elements * e,
-    )  # fmt: skip
+    label = f"[{b}, {t}, {d}] {heads} heads {short(dtype)}" + (", dead head and tokens" if dead else "")
+    costs = Cost(floor, plan, 4 * elements * e), Cost(floor_back, plan_back, 10 * elements * e)
+    return Case("focused attention", label, d, make, providers, plain, dtype, *costs)
 
 
 def cases(*, tiny: bool, compiled: bool) -> Iterator[Case]:
@@ -150,6 +179,17 @@ def cases(*, tiny: bool, compiled: bool) -> Iterator[Case]:
     yield _focused(128, 3136, 64, 1, f16, compiled=False)
     yield _epilogue(50432, 3072, bf16, 0.1, compiled=compiled)
     yield _epilogue(50432, 3072, bf16, 0.0, compiled=False)
+
+
+def corners(backend: str = "auto") -> Iterator[Case]:
+    """Yield what is checked and not timed: odd widths, one row, padded heads, dead heads and tokens, every dtype."""
+    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+    for dtype in (f16, bf16, f32):
+        yield _focused(1, 33, 72, 3, dtype, backend=backend)
+        yield _norm(37, 100, dtype, dtype, backend=backend)
+        yield _epilogue(37, 197, dtype, 0.1, backend=backend)
+    yield _focused(1, 49, 64, 2, f16, backend=backend, dead=True)
+    yield _norm(1, 1408, f32, f16, backend=backend)
 
 
 def correctness_inputs(case: Case, device: torch.device) -> tuple[list[Tensor], Any]:

@@ -77,7 +77,8 @@ def forward_lane(
     tl.store(y_ptr + row[:, None] * M + col[None, :], y.to(y_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+# A seed is new in every call: one kernel serves all of them.
+@triton.jit(do_not_specialize=["seed"])
 def forward_kernel(
     x_ptr, bias_ptr, y_ptr, x_row, rows, seed, keep_scale,
     TANH: tl.constexpr, HAS_BIAS: tl.constexpr, THRESHOLD: tl.constexpr, M: tl.constexpr, Q: tl.constexpr,
@@ -115,7 +116,8 @@ def backward_lane(
     return tl.sum(tl.where(ok, dz, 0.0), axis=0)
 
 
-@triton.jit
+# A seed is new in every call: one kernel serves all of them.
+@triton.jit(do_not_specialize=["seed"])
 def backward_kernel(
     grad_ptr, x_ptr, bias_ptr, dx_ptr, db_part_ptr, grad_row, x_row, rows, chunk, seed, keep_scale,
     TANH: tl.constexpr, HAS_BIAS: tl.constexpr, THRESHOLD: tl.constexpr, M: tl.constexpr, Q: tl.constexpr,
