@@ -10,7 +10,7 @@ import pytest
 
 from vitconv.checks.base.recipe import read_recipe
 from vitconv.cli.main import run
-from vitconv.errors import UsageError
+from vitconv.errors import BadFile, UsageError
 
 ROOT = Path(__file__).parents[2]
 SMALL = [f"--set={pair}" for pair in ("depth=2", "dim=48", "heads=3", "image=16", "patch=4", "classes=10")]
@@ -185,6 +185,66 @@ def test_a_recipe_that_is_none(text: str, says: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=says):
         read_recipe(path)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(10))}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: vit_tiny\nmodel: vit_base", "the key model stands twice, in lines 1 and 2"),
+        ("model: vit_tiny\nset: {depth: 1, depth: 2}", "the key depth stands twice"),
+        (f"{BOMB}model: vit_tiny\nset: {{depth: *g}}", "more than 100000 values"),
+        ("model: &m [*m]", "holds itself by an alias"),
+        ("model: vit_tiny\nset: [depth]", "set: found list; expected names with a value each"),
+        ("model: vit_tiny\nset: {depth: {a: 1}}", "set: depth: found dict; expected a value"),
+        ("model: vit_tiny\nset: {depth: }", "set: depth: found NoneType"),
+        ("model: vit_tiny\nthresholds: [1]", "thresholds: found list; expected names with a value each"),
+        ("model: vit_tiny\nthresholds: {signals: 5}", "thresholds: signals: found 5; expected names with a value each"),
+        ("model: vit_tiny\nthresholds: {signals: {rms: many}}", "signals: rms: found 'many'; expected a number"),
+        ("model: vit_tiny\nthresholds: {signals: {rms: .nan}}", "signals: rms: found nan; expected a number"),
+        ("model: vit_tiny\nthresholds: {signals: {rms: true}}", "signals: rms: found True; expected a number"),
+        ("model: vit_tiny\ntraining: [1]", "training: found list"),
+        ("model: vit_tiny\ntraining: {lr: .nan}", "lr: found 'nan'; expected a number above 0"),
+        ("model: vit_tiny\ntraining: {lr: -1}", "lr: found '-1'"),
+        ("model: vit_tiny\ntraining: {lr: fast}", "lr: found 'fast'"),
+        ("model: vit_tiny\ntraining: {steps: -3}", "steps: found '-3'; expected a whole number of at least 1"),
+        ("model: vit_tiny\ntraining: {batch: 1.5}", "batch: found '1.5'"),
+        ("model: vit_tiny\ntraining: {betas: [0.9]}", "betas: found .* expected two numbers from 0 to 1"),
+        ("model: vit_tiny\ntraining: {betas: [2, 3]}", "betas: found"),
+        ("model: vit_tiny\ntraining: {smoothing: 1}", "smoothing: found '1'"),
+        ("model: vit_tiny\nprecision: fp8", "precision: found 'fp8'; expected one of fp32, amp-fp16, amp-bf16"),
+        ("model: vit_tiny\nseed: minus", "seed: found 'minus'; expected a whole number"),
+        ("model: vit_tiny\nseed: -4", "seed: found -4"),
+        ("model: vit_tiny\nseed: 99999999999999999999999", "seed: found 9999"),
+        ("model: vit_tiny\nchecks: []", "checks: found list; expected names"),
+        ("model: vit_tiny\nchecks: {a: 1}", "checks: found dict; expected names"),
+        ("model: vit_tiny\nvary: [norm]", "vary: found list; expected names with a value each"),
+        ("model: vit_tiny\ninit: [timm]", "init: found list; expected a name"),
+        ("timm: 5", "timm: found 5; expected names with a value each"),
+    ],
+)
+def test_a_recipe_whose_values_are_of_another_kind(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises((UsageError, BadFile), match=says):
+        read_recipe(path)
+
+
+def test_thresholds_of_a_check_that_there_is_not(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: vit_tiny\nset: {depth: 1}\nchecks: signals\nthresholds: {signal: {rms: 1}}")
+    code, found = answer(capsys, str(path))
+    assert code == 2
+    assert "unknown check 'signal'" in found["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize("words", [("--lr", "nan"), ("--lr", "-1"), ("--precision", "fp8"), ("--seed", str(2**64))])
+def test_options_that_are_no_training(words: tuple[str, str], capsys: Any) -> None:
+    assert answer(capsys, "vit_tiny", *SMALL, "--only", "first-step", *words)[0] == 2
 
 
 def test_the_html_report_has_the_charts(tmp_path: Path, capsys: Any) -> None:

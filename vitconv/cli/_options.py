@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+# What every generator of random numbers takes, numpy's too.
+seed_type = click.IntRange(0, 2**32 - 1)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 

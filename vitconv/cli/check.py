@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitconv.cli._options import json_option, report_option
+from vitconv.cli._options import json_option, report_option, seed_type
 
 if TYPE_CHECKING:
     from vitconv.checks.base.context import Context
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A fact, a size, a change (norm=deepnorm), or "
               "an option of the host.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and images.")
+@click.option("--seed", type=seed_type, default=0, show_default=True, help="Of weights and images.")
 @report_option
 @json_option
 def command(target: str, init_fn: str | None, report_path: Path | None, as_json: bool, **options: Any) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitconv.cli._options import NamedPath, json_option, report_option
+from vitconv.cli._options import NamedPath, json_option, report_option, seed_type
 from vitconv.cli._wishes import source_options
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--scheme", required=True, metavar="SCHEME", help="The init scheme; `vitconv list inits` names them.")
 @click.option("--beside", metavar="SCHEME", help="Also tell where this other scheme would draw something else.")
 @click.option("--to", metavar="DIALECT", help="The dialect to write; a checkpoint's own, or canonical, otherwise.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The seed of the network.")
+@click.option("--seed", type=seed_type, default=0, show_default=True, help="The seed of the network.")
 @click.option(
     "--dtype", type=click.Choice(["F64", "F32", "F16", "BF16"]), help="Round to this float dtype; F32 otherwise."
 )

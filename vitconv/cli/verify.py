@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from vitconv.cli._options import command_line, json_option, report_option
+from vitconv.cli._options import command_line, json_option, report_option, seed_type
 
 
 @click.command("verify")
@@ -38,7 +38,7 @@ from vitconv.cli._options import command_line, json_option, report_option
               "low-variance, large, resized.")  # fmt: skip
 @click.option("--profile", default="default", show_default=True, help="The rules to judge by: default or strict.")
 @click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")
-@click.option("--seed", default=0, show_default=True, help="Seed of probe weights and probe images.")
+@click.option("--seed", type=seed_type, default=0, show_default=True, help="Seed of probe weights and probe images.")
 @click.option("--blockwise", is_flag=True, help="Bound the memory: keep what passes between blocks, and compute each "
               "block again in the backward pass.")  # fmt: skip
 @click.option("--save", type=click.Path(path_type=Path), metavar="RUN", help="Keep the traces in this folder.")

@@ -11,6 +11,8 @@ from vitconv.errors import BadFile, UsageError
 # A table of 21k labels takes 2 MB as JSON. The pure-Python YAML parser is slow, and no YAML configuration is large.
 MAX_JSON = 32 << 20
 MAX_YAML = 1 << 20
+# An alias repeats a value in a few letters; written out, a file of a kilobyte can hold billions of them.
+MAX_VALUES = 100_000
 
 
 def parse_file(path: Path) -> Any:
@@ -49,7 +51,38 @@ def parse_yaml(text: str, where: str) -> Any:
     except ImportError:
         raise UsageError(f"{where}: reading YAML needs pyyaml: pip install 'vitconv[yaml]'") from None
     try:
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _checked(root, where, {})
+        return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         first = " ".join(str(e).split())
         raise BadFile(f"{where}: not plain YAML: {first}") from None
+
+
+def _checked(node: Any, where: str, sizes: dict[int, int]) -> int:
+    """Return how many values a node is, aliases written out; a key that stands twice is refused, and so are too many.
+
+    The safe loader takes the last of two values, so that one of them is lost in silence.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise BadFile(f"{where}: line {node.start_mark.line + 1} holds itself by an alias; expected plain values")
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    inner = node.value if isinstance(node.value, list) else []
+    if inner and isinstance(inner[0], tuple):
+        seen: dict[Any, int] = {}
+        for key, _ in inner:
+            name, line = (key.tag, str(key.value)), key.start_mark.line + 1
+            if name in seen:
+                raise BadFile(f"{where}: the key {key.value} stands twice, in lines {seen[name]} and {line}; keep one")
+            seen[name] = line
+        inner = [one for pair in inner for one in pair]
+    total = 1 + sum(_checked(one, where, sizes) for one in inner)
+    if total > MAX_VALUES:
+        raise BadFile(f"{where}: more than {MAX_VALUES} values once its aliases are written out")
+    sizes[id(node)] = total
+    return total

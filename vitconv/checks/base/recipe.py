@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitconv.checks.base import told
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.data import digits, read_data
 from vitconv.checks.base.plan import PLANS, Plan
 from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.variants import parse
-from vitconv.errors import BadFile, UsageError
+from vitconv.configs.parse import parse_file
+from vitconv.errors import UsageError
 from vitconv.registry import unknown
 
 SUFFIXES = (".yaml", ".yml")
@@ -82,18 +84,11 @@ def read_recipe(path: str | Path, wanted: Wanted | None = None) -> Recipe:
     """Read a recipe, or a configuration of xformers' factory; what `wanted` sets wins over the file.
 
     Raises:
-        BadFile: it is no YAML.
-        UsageError: an unknown key, or one that does not go with another.
+        BadFile: it is no YAML, or a key stands twice.
+        UsageError: an unknown key, a value that is none of its key, or keys that do not go together.
     """
     path, wanted = Path(path), wanted or Wanted()
-    try:
-        import yaml
-
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except ImportError:
-        raise UsageError(f"{path}: reading YAML needs pyyaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise BadFile(f"{path}: {e}") from None
+    raw = parse_file(path)
     if isinstance(raw, list) or (isinstance(raw, Mapping) and not set(raw) & set(KEYS) and _of_factory(raw)):
         raw = {"xformers": raw, "init": "first-report"}
     if not isinstance(raw, Mapping):
@@ -114,24 +109,24 @@ def _recipe(path: Path, raw: dict[str, Any], wanted: Wanted) -> Recipe:
     if len(named) != 1:
         raise UsageError(f"{path}: found {' and '.join(named) or 'no network'}; expected one of model, xformers, timm")
     model, options, notes = _network(raw, wanted)
-    sets = tuple(f"{k}={_text(v)}" for k, v in dict(raw.get("set") or {}).items())
-    plan = _plan(raw, wanted.plan)
+    sets = tuple(f"{k}={told.value(f'set: {k}', v)}" for k, v in told.mapping(raw, "set").items())
+    held = {k: told.mapping(v, f"thresholds: {k}") for k, v in told.mapping(raw, "thresholds").items()}
     return Recipe(
         model,
         dataclasses.replace(
             wanted,
             sets=(*sets, *wanted.sets),
             options={**options, **wanted.options},
-            scheme=wanted.scheme or str(raw.get("init") or ""),
-            plan=plan,
-            seed=int(raw.get("seed", wanted.seed)),
+            scheme=wanted.scheme or told.text(raw, "init"),
+            plan=_plan(raw, wanted.plan),
+            seed=told.seed("seed", raw.get("seed", wanted.seed)),
         ),
-        tuple(raw.get("checks") or ()),
-        tuple(raw.get("skip") or ()),
-        {str(k): {str(n): float(x) for n, x in dict(v).items()} for k, v in dict(raw.get("thresholds") or {}).items()},
-        str(raw.get("data") or ""),
-        str(raw.get("beside") or ""),
-        parse(f"{k}={_listed(v)}" for k, v in dict(raw.get("vary") or {}).items()),
+        told.texts(raw, "checks"),
+        told.texts(raw, "skip"),
+        {k: {n: told.number(f"thresholds: {k}: {n}", x) for n, x in v.items()} for k, v in held.items()},
+        told.text(raw, "data"),
+        told.text(raw, "beside"),
+        parse(f"{k}={told.value(f'vary: {k}', v, ',')}" for k, v in told.mapping(raw, "vary").items()),
         notes,
     )
 
@@ -142,14 +137,14 @@ def _network(raw: dict[str, Any], wanted: Wanted) -> tuple[str, dict[str, Any], 
             raise UsageError(f"model: found {type(raw['model']).__name__}; expected a checkpoint, a size or host:model")
         return raw["model"], {}, ()
     if "timm" in raw:
-        arguments = {"model_name": raw["timm"]} if isinstance(raw["timm"], str) else dict(raw["timm"])
+        arguments = {"model_name": raw["timm"]} if isinstance(raw["timm"], str) else told.mapping(raw, "timm")
         name = arguments.pop("model_name", None)
         if name is None:
             raise UsageError("timm: expected model_name among the arguments")
         return f"timm:{name}", arguments, ()
-    told = raw.get("release") or next((s.partition("=")[2] for s in wanted.sets if s.startswith("release=")), None)
-    if told is not None:
-        return "xformers-style:config", {"config": raw["xformers"], "release": str(told)}, ()
+    stated = raw.get("release") or next((s.partition("=")[2] for s in wanted.sets if s.startswith("release=")), None)
+    if stated is not None:
+        return "xformers-style:config", {"config": raw["xformers"], "release": str(stated)}, ()
     old = "layer_norm_style" in str(raw["xformers"])
     release = _OLD if old else _NEW
     note = (
@@ -161,8 +156,7 @@ def _network(raw: dict[str, Any], wanted: Wanted) -> tuple[str, dict[str, Any], 
 
 
 def _plan(raw: dict[str, Any], plan: Plan) -> Plan:
-    told = raw.get("training") or {}
-    given = {"like": told} if isinstance(told, str) else dict(told)
+    given = {"like": raw["training"]} if isinstance(raw.get("training"), str) else told.mapping(raw, "training")
     if "like" in given:
         name = str(given.pop("like"))
         if name not in PLANS:
@@ -171,23 +165,7 @@ def _plan(raw: dict[str, Any], plan: Plan) -> Plan:
     known = {f.name for f in dataclasses.fields(Plan)}
     for name in given:
         if name not in known:
-            raise unknown("key of training", str(name), sorted(known))
-    if "betas" in given:
-        given["betas"] = (float(given["betas"][0]), float(given["betas"][1]))
+            raise unknown("key of training", name, sorted(known))
     if "precision" in raw:
-        given["precision"] = str(raw["precision"])
-    try:
-        # YAML 1.1 reads 1e-3 as text.
-        given = {k: float(v) if isinstance(v, str) and k != "precision" else v for k, v in given.items()}
-    except ValueError as e:
-        raise UsageError(f"training: {e}") from None
-    return dataclasses.replace(plan, **given)
-
-
-def _listed(value: Any) -> str:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
-
-
-def _text(value: Any) -> str:
-    return "x".join(str(v) for v in value) if isinstance(value, (list, tuple)) else str(value)
+        given["precision"] = raw["precision"]
+    return dataclasses.replace(plan, **{k: told.of_yaml(v) for k, v in given.items()})

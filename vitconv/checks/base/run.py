@@ -76,7 +76,15 @@ def run_checks(
     limits: Mapping[str, Mapping[str, float]] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Outcome, ...]:
-    """Run the checks in order."""
+    """Run the checks in order.
+
+    Raises:
+        UsageError: `limits` names no check, or a threshold that a check does not have.
+    """
+    known = [c.id for c in all_checks()]
+    for name in limits or {}:
+        if name not in known:
+            raise unknown("check", name, known)
     out = []
     for check in checks:
         if progress is not None:
