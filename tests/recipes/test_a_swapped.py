@@ -75,3 +75,28 @@ def test_a_model_beside_a_teacher_has_its_name(tmp_path: Path) -> None:
     )
     assert answer.code == 0, answer.text
     assert equal(tensors(out), rand_t(1))
+
+
+DEEP = "video_model.video_encoder.embedder.vision_model.timm_model."
+
+
+@pytest.mark.parametrize("branch", ["timm_model", "vision_model.timm_model", "video_model"])
+def test_a_part_may_be_called_by_any_end_of_its_path(branch: str, tmp_path: Path) -> None:
+    """facebookresearch/perception_models#112: a network deep in another one."""
+    out = tmp_path / "o.safetensors"
+    source = save(tmp_path / "s.pth", prefixed(rand_t(1), DEEP) | {"audio_model.proj.weight": torch.randn(8, 8)})
+    answer = vitconv("convert", source, out, "--to", "timm", "--branch", branch)
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), rand_t(1))
+
+
+def test_a_path_that_two_parts_end_in_is_asked_about(tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    source = save(tmp_path / "s.pth", prefixed(rand_t(1), "a.net.") | prefixed(rand_t(2), "b.net."))
+    answer = vitconv("convert", source, out, "--to", "timm", "--branch", "net")
+    assert answer.code == 2, answer.text
+    assert "a.net" in answer.err
+    assert "b.net" in answer.err
+    answer = vitconv("convert", source, out, "--to", "timm", "--branch", "b.net")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), rand_t(2))

@@ -16,6 +16,7 @@ from vitconv.conversion.candidates import Candidates, Special, check_choices
 from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
+from vitconv.conversion.pick import largest, pick
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.respelled import respelled
 from vitconv.conversion.rotary import proven_by_waves
@@ -30,10 +31,10 @@ from vitconv.conversion.suspicions import (
 from vitconv.conversion.table_grid import doubtful_grid
 from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError, shown
 from vitconv.io.contents import some
-from vitconv.io.envelope import Branch, branches, loosen
+from vitconv.io.envelope import Branch, branches
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
-from vitconv.io.wrappers import PLAIN, is_averaged, rank
+from vitconv.io.wrappers import PLAIN, rank
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
@@ -114,7 +115,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
-    chosen = settled_biases(respelled(with_bits(_chosen(found, wishes.branch), wishes.bits)), checkpoint.read)
+    chosen = settled_biases(respelled(with_bits(pick(found, wishes.branch), wishes.bits)), checkpoint.read)
     if any(".lora_" in key for key in chosen.tensors):
         from vitconv.conversion.merged import refuse_adapter
 
@@ -258,29 +259,6 @@ def _settled(
         return _read(branch, Candidates(said.name), choices, wishes, known.facts)
 
 
-def _chosen(found: list[Branch], name: str | None) -> Branch:
-    """Return the branch of that name, or of one in which it is a whole part; or the part of a branch of that name."""
-    if name is None:
-        return found[0]
-    hits = [b for b in found if b.name == name]
-    if not hits and name in ("ema", "raw"):
-        hits = [b for b in found if is_averaged(b.name) == (name == "ema")]
-    # Of several in one container the first is meant, by the rule that orders them.
-    hits = hits or [b for b in found if name in b.name.split(".")] or [b for b in found if _ends(b.name, name)]
-    if hits:
-        return hits[0]
-    parts = [part for b in found for part in loosen(b) if part.left]
-    for part in [*(p for p in parts if p.name == name), *(p for p in parts if _ends(p.name, name))]:
-        # Who names a part has said that the others are not meant.
-        return dataclasses.replace(part, unclaimed=())
-    there = ", ".join(dict.fromkeys(shown(b.name) for b in found))
-    raise UsageError(f"no branch {name!r} in this file; it has: {there}")
-
-
-def _ends(path: str, name: str) -> bool:
-    return f".{path}".endswith(f".{name}")
-
-
 def _read(
     branch: Branch, dialects: Candidates, choices: Mapping[str, str], wishes: Wishes, facts: Semantics
 ) -> tuple[Branch, Match]:
@@ -296,7 +274,7 @@ def _read(
         if reading is branch:
             return reading, match
         fitting.append((reading, match))
-    whole = _largest([reading for reading, _ in fitting])
+    whole = largest([reading for reading, _ in fitting])
     if len(whole) > 1:
         names = ", ".join(shown(b.name) for b in whole)
         raise Ambiguous(f"several networks are in this file: {names}; say which with --branch NAME")
@@ -316,14 +294,6 @@ def _read(
         # A size that the caller can tell makes it an open question, and no other kind of file.
         kind = Ambiguous if "say one with --axis" in str(e) else type(e)
         raise kind(f"{e}{factors(reading.tensors)}{without(branch, reading)}") from e
-
-
-def _largest(found: list[Branch]) -> list[Branch]:
-    """Return the first of the readings that hold the same tensors, but none that another one contains."""
-    held: dict[frozenset[tuple[str, ...]], Branch] = {}
-    for reading in found:
-        held.setdefault(frozenset(t.path for t in reading.tensors.values()), reading)
-    return [reading for paths, reading in held.items() if not any(paths < more for more in held)]
 
 
 def _with_choices(dialects: Iterable[Dialect], told: Mapping[str, str]) -> list[Dialect]:
