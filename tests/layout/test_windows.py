@@ -7,7 +7,7 @@ import pytest
 
 from vitconv.errors import LayoutError
 from vitconv.layout.buffers import agrees, buffer, mask_of, window_of
-from vitconv.layout.windows import contested, of_offsets, of_places, padded, shift_of, square, ways
+from vitconv.layout.windows import RULES, contested, of_offsets, of_places, padded, shift_of, square, ways
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def test_codebases_part_only_where_they_do() -> None:
     assert not contested((4, 4), (8, 16))
     assert not contested((4, 4), (4, 4))
     assert contested((4, 4), (4, 8))
-    assert [shift_of((4, 4), (4, 8), rule) for rule in ("microsoft", "timm", "torchvision")] == [(0, 0), (0, 2), (0, 2)]
+    assert [shift_of((4, 4), (4, 8), rule) for rule in RULES] == [(0, 0), (0, 2), (0, 2), (0, 0)]
+    assert [shift_of((4, 4), (8, 4), rule) for rule in RULES] == [(0, 0), (2, 0), (2, 0), (2, 2)]
+    assert [shift_of((4, 6), (8, 8), rule) for rule in RULES] == [(2, 3)] * 4
     assert padded((4, 4), (8, 10))
     assert contested((4, 4), (8, 10))
     # Zeros along a side that one window covers lie the same in all of them.

@@ -140,8 +140,8 @@ def _clipped(match: Match, facts: Semantics) -> list[str]:
     ]
 
 
-# Whose rule a library follows where windows are laid out in different ways.
-_RULE = {"timm": "timm", "torchvision": "torchvision"}
+# Whose rule a layout or else its library follows where windows are laid out in different ways.
+_RULE = {"hf-swinv2": "transformers-v2", "timm": "timm", "torchvision": "torchvision"}
 
 
 def _contested(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
@@ -149,7 +149,8 @@ def _contested(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     found = [(s, w, grid) for s, w, grid in _stages(match, facts, odd=True) if contested(w, grid)]
     if not found:
         return facts, []
-    facts = facts.filled({"window_rule": _RULE.get(match.dialect.library, "microsoft")})
+    named = (match.dialect.name, match.dialect.library)
+    facts = facts.filled({"window_rule": next((_RULE[n] for n in named if n in _RULE), "microsoft")})
     return facts, [
         f"stage {s}: shifted windows of {_by(w)} on a map of {_by(grid)} are laid out as"
         f" {facts.window_rule}'s code does (window_rule); others do it in another way: not one function"

@@ -150,7 +150,8 @@ def _describe_swin(module: nn.Module, spec: Spec) -> Built:
     dialects = ("hf-swinv2",) if v2 else ("hf-swin",) if older else ("hf-swin-5", "hf-swin")
     trained = tuple(config.pretrained_window_sizes)[: len(config.depths)] if v2 else None
     backend = str(config._attn_implementation)  # noqa: SLF001
-    kind = stages.Kind("transformers", names, dialects, run, pair(config.image_size), trained, backend, "microsoft")
+    rule = "transformers-v2" if v2 else "microsoft"
+    kind = stages.Kind("transformers", names, dialects, run, pair(config.image_size), trained, backend, rule)
     built = stages.describe(module, spec, kind)
     windows = (int(pair(config.window_size)[0]),) * len(config.depths)
     facts = built.facts if built.facts.window else built.facts.replaced({"window": windows})

@@ -118,17 +118,22 @@ def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:
     return block % 2 == 1 and min(window) > 1 and shift_of(window, grid, "microsoft") != (0, 0)
 
 
-RULES = ("microsoft", "timm", "torchvision")
+RULES = ("microsoft", "timm", "torchvision", "transformers-v2")
 
 
 def shift_of(window: Window, grid: tuple[int, int], rule: str) -> tuple[int, int]:
     """Return by how much the shifted windows of a map are shifted, by the rule of a codebase.
 
-    `microsoft` (transformers and mmpretrain too) shifts along both sides, or not at all where one window covers a side;
-    `timm` and `torchvision` shift along every side that has several windows.
+    `microsoft` (transformers' Swin and mmpretrain too) shifts along both sides, or not at all where one window covers a
+    side; `timm` and `torchvision` shift along every side that has several windows; `transformers-v2` (its Swin V2)
+    shifts along both sides where the map is higher than a window, however wide it is.
     """
-    high, wide = (w // 2 if n > w else 0 for n, w in zip(grid, window, strict=True))
-    return (high, wide) if rule != "microsoft" or (grid[0] > window[0] and grid[1] > window[1]) else (0, 0)
+    several = tuple(n > w for n, w in zip(grid, window, strict=True))
+    if rule == "microsoft":
+        several = (all(several),) * 2
+    elif rule == "transformers-v2":
+        several = (several[0],) * 2
+    return (window[0] // 2 if several[0] else 0, window[1] // 2 if several[1] else 0)
 
 
 def padded(window: Window, grid: tuple[int, int]) -> bool:
