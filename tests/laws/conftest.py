@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitconv.layout.buffers import is_buffer
+from vitconv.layout.buffers import buffer, is_buffer
 from vitconv.layout.canonical import template_of
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
@@ -29,6 +29,7 @@ from vitconv.layout.recipe import dense_view
 from vitconv.layout.rule import Alias, Const, Rule
 from vitconv.layout.semantics import Semantics
 from vitconv.layout.shape import Axes, Axis, shape_of
+from vitconv.layout.token_buffers import class_index
 from vitconv.registry import DIALECTS, load
 
 Tensors = dict[str, np.ndarray]
@@ -150,6 +151,9 @@ def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dic
     # Most codebases hold only networks whose attention is as wide as the trunk.
     if variant.dialect.equal or random.random() < (0.9 if square else 0.5):
         env["d"] = env["a"]
+    if any(isinstance(x.entry, Const) and x.entry.value == "class-index" for x in variant.items):
+        # The table of a square grid.
+        env["l"] = random.choice([1, 9, 25])
     # Such as the width of a pooling head.
     env |= {x: env[y] for x, y in variant.dialect.equal if x != "a" and x in env}
     return env
@@ -201,7 +205,9 @@ def _filled(
                 of = item.parts[0] if i is None else item.parts[0].replace("{i}", str(i))
                 file |= {key: file[of]} if of in file else {}
             elif isinstance(item.entry, Const) and is_buffer(item.entry.value):
-                continue  # What follows from a grid is compared by value elsewhere.
+                # What follows from a grid is compared by value elsewhere, unless the layout cannot be without it.
+                if not item.entry.optional:
+                    file[key] = class_index(*[(math.isqrt(env["l"]) + 1) // 2] * 2)
             elif isinstance(item.entry, Const) and (optional_consts or not item.entry.optional):
                 file[key] = const_of(item.entry, shape_of(item.entry.axes, {**env, "*": 3}), dtype)
                 consts |= {key} if item.entry.optional else set()
@@ -220,6 +226,8 @@ def made_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def const_of(const: Const, shape: tuple[int, ...], dtype: str = "F32") -> np.ndarray:
     """Return a constant of a dialect; `dtype` is that of the network, for constants that follow it."""
+    if is_buffer(const.value):
+        return buffer(str(const.value), shape)
     if 0 in shape:
         return np.zeros(shape, f"u{WIDTHS[dtype]}")
     if const.dtype == "float":

@@ -63,7 +63,7 @@ def drawn(forge: SimpleNamespace, name: str, seed: int, dialect: Dialect | None 
         assert item.key not in file, f"{item.key} is written twice"
         file[item.key] = forge.whole_of(rule, [canonical[p] for p in item.parts], env)
     for item in variant.items:
-        if isinstance(item.entry, Const) and not item.entry.optional:
+        if isinstance(item.entry, Const) and item.entry.written:
             file[item.key] = buffer(str(item.entry.value), shape_of(item.entry.axes, {}))
     told = {k: v[0] if isinstance(v, tuple) else v for k, v in variant.implies.items()}
     return Case(name, variant.names, file, canonical, {**facts, **told})

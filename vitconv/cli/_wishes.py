@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from vitconv.errors import UsageError
+from vitconv.layout.chunks import CHUNKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +106,7 @@ def check_target_choices(choices: dict[str, str], dialect: str | None) -> None:
 
 def _axis(text: str) -> tuple[str, int]:
     name, eq, value = (x.strip() for x in text.partition("="))
-    if not eq or not value.isdecimal() or int(value) < 1:
+    if not eq or not value.isdecimal() or (int(value) < 1 and name != CHUNKS):
         raise UsageError(f"--axis {text}: expected NAME=SIZE with a positive size, such as h=12")
     return name, int(value)
 

@@ -13,6 +13,7 @@ from vitconv import __version__
 from vitconv.conversion.beside import configs_for, others_in
 from vitconv.conversion.biases import zero_lines
 from vitconv.conversion.facts import FACTS
+from vitconv.conversion.home import SOURCE, said_of
 from vitconv.conversion.kept import OWNER, source_digest
 from vitconv.conversion.place import check_apart, where
 from vitconv.conversion.prepare import ASIDE, RESIDUE, Order, Prepared, prepare
@@ -236,16 +237,7 @@ def metadata_of(prepared: Prepared, residue: Path | None) -> dict[str, str]:
         DIALECT: p.target.variant.dialect.name,
         VARIANT: json.dumps(p.target.variant.names, separators=(",", ":")),
         FACTS: p.network.facts.to_json(),
-        "vitconv.source": json.dumps(
-            {
-                "dialect": source.match.dialect.name,
-                "variant": source.match.variant.names,
-                "header": source.checkpoint.digest,
-                "branch": source.branch.name,
-                "envelope": [[s.kind, s.text] for s in source.branch.steps],
-            },
-            separators=(",", ":"),
-        ),
+        SOURCE: said_of(source),
     }
     if p.network.log:
         record["vitconv.edits"] = json.dumps([a.what for a in p.network.log])

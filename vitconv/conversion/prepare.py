@@ -193,7 +193,7 @@ def _check_axes(p: Plan, given: Mapping[str, int]) -> None:
     """Refuse axes that neither side has: they would be ignored. `h` states a fact, the head count."""
     bound = (*p.source.bound, *p.target.bound)
     used = {x for b in bound for axis in b.rule.axes for x in axis.atoms if x.isalpha()} | {"h", "i"}
-    used |= {CHUNKS} if any(o.chunked for o in p.target.variant.options) else set()
+    used |= {CHUNKS} if p.target.variant.dialect.chunked else set()
     idle = sorted(given.keys() - used)
     if idle:
         raise UsageError(f"--axis {idle[0]}: no tensor has such an axis; there are {', '.join(sorted(used))}")

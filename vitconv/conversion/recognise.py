@@ -18,6 +18,7 @@ from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.pick import largest, pick
 from vitconv.conversion.readings import readings, text_keys
+from vitconv.conversion.relative import proven_by_index
 from vitconv.conversion.respelled import respelled
 from vitconv.conversion.rotary import proven_by_waves
 from vitconv.conversion.suspicions import (
@@ -152,7 +153,8 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     refuse_shard(match, wishes.axes)
     facts, held = proven(match, facts)
     facts, waves = proven_by_waves(match, facts, branch.tensors, checkpoint.read)
-    held += waves
+    facts, index = proven_by_index(match, facts, branch.tensors, checkpoint.read)
+    held += [*waves, *index]
     if match.dialect.family != "plain":
         from vitconv.conversion.stage_facts import proven_by_stages
 

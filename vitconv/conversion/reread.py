@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from vitconv.conversion.readings import flat_names
 from vitconv.errors import LayoutError
 from vitconv.io.compare import Pair, first_difference
 from vitconv.io.segment import Segment, read_at
@@ -34,7 +35,8 @@ def reread(path: Path, outs: list[Out], p: Plan) -> None:
             v = p.target.variant
             # Head counts and the sides of patches that are kept as rows are in no tensor.
             told = {axis: n for axis, n in p.sizes.items() if axis in ("h", "p", "q")}
-            again = readings(v.dialect, Header({k: t.shape for k, t in found.items()}), v.taken, told)
+            flat = flat_names(found)
+            again = readings(v.dialect, Header({flat.get(k, k): t.shape for k, t in found.items()}), v.taken, told)
             if not any(m.fits for m in again):
                 raise LayoutError(f"{path} is not recognised as {v.dialect.name}")
 

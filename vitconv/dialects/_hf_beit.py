@@ -6,14 +6,13 @@ the one for masked modelling norms once behind the trunk, and before that in the
 """
 
 from vitconv.dialects._hf import Names
-from vitconv.dialects._parts import PLAIN, TABLE, why
+from vitconv.dialects._parts import PLAIN, TABLE, buffers, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
 _K = "blocks.{i}.attn.k.bias"
 _QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
 _TABLE = "relative_position_bias_table: (l+3) h"
-_INDEX = "relative_position_index: j k"
 
 
 def beit(name: str, title: str, source: str, names: Names, own: str, shared: str) -> Dialect:
@@ -57,20 +56,21 @@ def beit(name: str, title: str, source: str, names: Names, own: str, shared: str
                 (
                     Option(
                         "per-block",
-                        (
-                            *rule(b + own + _TABLE, "blocks.{i}.attn.rel_pos: l h", "blocks.{i}.attn.rel_pos_cls: 3 h"),
-                            *const(b + own + _INDEX, "class-index"),
-                        ),
+                        rule(b + own + _TABLE, "blocks.{i}.attn.rel_pos: l h", "blocks.{i}.attn.rel_pos_cls: 3 h"),
+                        bind={"r": b + own},
                     ),
                     Option(
                         "shared",
-                        (
-                            *rule("{p}" + shared + _TABLE, "rel_pos: l h", "rel_pos_cls: 3 h"),
-                            *const("{p}" + shared + _INDEX, "class-index"),
-                        ),
+                        rule("{p}" + shared + _TABLE, "rel_pos: l h", "rel_pos_cls: 3 h"),
+                        bind={"r": "{p}" + shared},
                     ),
                     Option("none", without=("rel_pos", "blocks.{i}.attn.rel_pos")),
                 ),
+            ),
+            # Older releases of version 4 keep it in the file.
+            buffers(
+                *const("{r}relative_position_index: j k", "class-index", optional=False),
+                only={"relative_positions": ("per-block", "shared")},
             ),
             *rule("{p}embeddings.cls_token: 1 1 d", "embed.cls: d"),
             *rule("{p}embeddings.mask_token: 1 1 d", "embed.mask: d", optional=True),

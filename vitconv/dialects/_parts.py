@@ -5,7 +5,7 @@ Source: none of its own; each dialect names the source of the keys it passes in.
 
 from typing import Any
 
-from vitconv.layout.rule import Choice, Entry, Option, Rule, linear, rule
+from vitconv.layout.rule import Choice, Const, Entry, Option, Rule, linear, rule
 
 BLOCK = "blocks.{i}."
 ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
@@ -62,6 +62,11 @@ def scaled(one: str, two: str) -> Choice:
 
 def zeroed(whole: str, part: str, axes: str) -> tuple[Rule, ...]:
     """Build a linear layer whose bias is written as zeros where the network has none."""
+def buffers(*consts: Const, only: dict[str, tuple[str, ...]] | None = None) -> Choice:
+    """Build buffers that some releases keep in the file, and others make anew and do not open a file with."""
+    return Choice("buffers", (Option("left-out"), Option("held", consts, only=only or {})))
+
+
     first = axes.split()[0]
     return rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}") + rule(
         f"{whole}.bias: {first}", f"{part}.bias: {first}", fill={f"{part}.bias": 0.0}

@@ -4,7 +4,7 @@ Source: huggingface/transformers, src/transformers/models/siglip/modeling_siglip
 4.57.3 and 5.24.0. The vision-only class lost its prefix in 5.6. The activation is the tanh form of GELU.
 """
 
-from vitconv.dialects._parts import PLAIN, pool_head, why
+from vitconv.dialects._parts import PLAIN, buffers, pool_head, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, const, linear, norm, rule
 
@@ -31,7 +31,7 @@ def siglip(name: str, title: str, source: str, patch: tuple[Entry, ...]) -> Dial
         entries=(
             Choice("prefix", (Option("vision_model", bind={"p": "vision_model."}), Option("none", bind={"p": ""}))),
             *rule("{p}embeddings.position_embedding.weight: n d", "embed.pos: n d"),
-            *const("{p}embeddings.position_ids: 1 n", "arange"),
+            buffers(*const("{p}embeddings.position_ids: 1 n", "arange", optional=False)),
             *patch,
             *norm(_B + "layer_norm1", "blocks.{i}.norm1"),
             *rule(_B + "self_attn.{q_proj,k_proj,v_proj}.weight: a d", "blocks.{i}.attn.{q,k,v}.weight: a d"),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from vitconv.dialects._parts import buffers
 from vitconv.layout.canonical_stages import FAMILY, NEIGHBOURS
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Entry, Forbid, Option, const, linear, norm, rule
+from vitconv.layout.rule import Choice, Const, Entry, Forbid, Option, const, linear, norm, rule
 
 S, B = "stages.{s}.", "stages.{s}.blocks.{i}."
 KEY_BIAS = B + "attn.k.bias"
@@ -62,13 +63,16 @@ def offsets(at: str, v2: bool, mlp: str = "cpb_mlp", table: str = "relative_posi
     )
 
 
-def indices(at: str, v2: bool, *, flat: bool = False, written: bool = True) -> tuple[Entry, ...]:
-    """Build the buffers of relative positions that a file holds, or held in older releases and is not to hold anew."""
+def indices(at: str, v2: bool, *, flat: bool = False) -> tuple[Const, ...]:
+    """Build the buffers of relative positions that a file is to hold; one that was stripped of them is read."""
     axes, value = ("u", "relative-index-flat") if flat else ("u v", "relative-index")
-    out: list[Entry] = [*const(f"{at}relative_position_index: {axes}", value, optional=not written)]
-    if v2:
-        out += const(f"{at}relative_coords_table: 1 u v 2", "coords", dtype="float", optional=not written)
-    return tuple(out)
+    out = const(f"{at}relative_position_index: {axes}", value, written=True)
+    return out + const(f"{at}relative_coords_table: 1 u v 2", "coords", dtype="float", written=True) if v2 else out
+
+
+def _held_by_4(at: str, v2: bool) -> tuple[Const, ...]:
+    index = const(f"{at}relative_position_index: u v", "relative-index", optional=False)
+    return index + const(f"{at}relative_coords_table: 1 u v 2", "coords", dtype="float") if v2 else index
 
 
 def fixed(v2: bool) -> dict[str, object]:
@@ -138,7 +142,7 @@ def published(
             *qkv(at + "attn.", v2),
             *offsets(at + "attn.", v2),
             *(indices(at + "attn.", v2) if own else ()),
-            *(const(at + "attn_mask: b u v", "shift-mask", dtype="float", optional=False) if own else ()),
+            *(const(at + "attn_mask: b u v", "shift-mask", dtype="float", written=True) if own else ()),
             *linear(at + "attn.proj", B + "attn.out", "d a"),
             *norm(at + "norm2", B + "norm2"),
             *linear(at + "mlp.fc1", B + "mlp.up", "m d"),
@@ -231,8 +235,8 @@ def transformers(name: str, title: str, *, v2: bool, new: bool) -> Dialect:
             *rule(f"{inner}{parts}.weight: a d", f"{B}attn.{{q,k,v}}.weight: a d"),
             *rule(f"{inner}{some}.bias: a", f"{B}attn.{kept}.bias: a", optional=True, group="qkv_bias"),
             *offsets(inner, v2, "continuous_position_bias_mlp", table),
-            # Version 4 stored the index; it is left out when writing, as version 5 does.
-            *(() if new else indices(inner, v2, written=False)),
+            # Version 4 keeps the index in the file, version 5 makes it; the coordinates are in old files alone.
+            *(() if new else (buffers(*_held_by_4(inner, v2)),)),
             *linear(at + out, B + "attn.out", "d a"),
             *norm(at + "layernorm_after", B + "norm2"),
             *linear(at + up, B + "mlp.up", "m d"),

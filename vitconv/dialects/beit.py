@@ -2,18 +2,18 @@
 
 Source: microsoft/unilm, beit/modeling_finetune.py and modeling_pretrain.py, beit2/, 768a3c8; huggingface/
 pytorch-image-models, timm/models/beit.py, 1.0.31. The table of relative positions is per block, or one for all; its
-last three rows are those of the class token. Fine-tuned models norm the mean of the patches (`fc_norm`).
+last three rows are those of the class token. Fine-tuned models norm the mean of the patches (`fc_norm`). The authors'
+code keeps the index into the table as a buffer of the file and opens none without it; timm's opens none with it.
 """
 
 from vitconv.dialects._eva import SWIGLU, UNGATED
-from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
+from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, buffers, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
 _K = "blocks.{i}.attn.k.bias"
 _QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
 _TABLE = "relative_position_bias_table: (l+3) h"
-_INDEX = "relative_position_index: j k"
 
 DIALECT = Dialect(
     name="beit",
@@ -36,25 +36,23 @@ DIALECT = Dialect(
             (
                 Option(
                     "per-block",
-                    (
-                        *rule(
-                            f"{BLOCK}attn.{_TABLE}", "blocks.{i}.attn.rel_pos: l h", "blocks.{i}.attn.rel_pos_cls: 3 h"
-                        ),
-                        *const(f"{BLOCK}attn.{_INDEX}", "class-index"),
-                    ),
+                    rule(f"{BLOCK}attn.{_TABLE}", "blocks.{i}.attn.rel_pos: l h", "blocks.{i}.attn.rel_pos_cls: 3 h"),
+                    bind={"r": f"{BLOCK}attn."},
                     author={"position": "relative"},
                 ),
                 Option(
                     "shared",
-                    (
-                        *rule(f"rel_pos_bias.{_TABLE}", "rel_pos: l h", "rel_pos_cls: 3 h"),
-                        *const(f"rel_pos_bias.{_INDEX}", "class-index"),
-                    ),
+                    rule(f"rel_pos_bias.{_TABLE}", "rel_pos: l h", "rel_pos_cls: 3 h"),
+                    bind={"r": "rel_pos_bias."},
                     author={"position": "relative"},
                 ),
                 # A network with a table of absolute positions, or with none.
                 Option("none", without=("rel_pos", "blocks.{i}.attn.rel_pos"), implies={"position": TABLE}),
             ),
+        ),
+        buffers(
+            *const("{r}relative_position_index: j k", "class-index", optional=False),
+            only={"relative_positions": ("per-block", "shared")},
         ),
         *norm(BLOCK + "norm1", "blocks.{i}.norm1"),
         *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),

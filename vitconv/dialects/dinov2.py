@@ -2,8 +2,8 @@
 
 Source: facebookresearch/dinov2, dinov2/models/vision_transformer.py and layers/, b8931f7. Registers come after the
 positions are added, so they have none. Training keeps the blocks in chunks, `blocks.{chunk}.{i}`, numbered throughout:
-that numbering is taken off when a file is read. The table is resized with 0.1 added to the sides, without antialias; in
-the models with registers by size, with antialias.
+that numbering is taken off when a file is read, and put back on request. The table is resized with 0.1 added to the
+sides, without antialias; in the models with registers by size, with antialias.
 """
 
 from vitconv.dialects._parts import BLOCK, PLAIN, fused, scaled, why
@@ -83,4 +83,5 @@ DIALECT = Dialect(
     },
     equal=(("a", "d"),),
     under="timm",
+    chunked="blocks.",
 )

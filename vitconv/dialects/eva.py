@@ -1,7 +1,8 @@
 """EVA-02 (baaivision), as its authors hold it: q, k, v apart with biases beside them, SwiGLU as w1, w2, w3.
 
 Source: baaivision/EVA, EVA-02/asuka/modeling_finetune.py and rope.py, 5623d08. Rotary positions pair neighbours
-(interleaved) and are stored as waves, which are compared and left out. EVA-01's keys are those of timm's Eva.
+(interleaved) and are stored as waves, compared when they are read and made anew when they are written. EVA-01's keys
+are those of timm's Eva.
 """
 
 from vitconv.dialects._eva import QV, block, stem
@@ -14,7 +15,7 @@ _WAVES = tuple(
     c
     for path in ("rope", BLOCK + "attn.rope")
     for wave in ("cos", "sin")
-    for c in const(f"{path}.freqs_{wave}: n e", f"rope-{wave}", dtype="float")
+    for c in const(f"{path}.freqs_{wave}: n e", f"rope-{wave}", dtype="float", written=True)
 )
 
 _SUB_LN = ("blocks.{i}.attn.norm.weight", "blocks.{i}.mlp.norm.weight")

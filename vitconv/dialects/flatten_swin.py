@@ -30,7 +30,7 @@ DIALECT = Dialect(
             focus(_AT + "attn.", B + "attn."),
             (*offsets(_AT + "attn.", v2=False), *indices(_AT + "attn.", v2=False)),
         ),
-        *const(_AT + "attn_mask: b u v", "shift-mask", dtype="float", optional=False),
+        *const(_AT + "attn_mask: b u v", "shift-mask", dtype="float", written=True),
         *linear(_AT + "attn.proj", B + "attn.out", "d a"),
         *norm(_AT + "norm2", B + "norm2"),
         *linear(_AT + "mlp.fc1", B + "mlp.up", "m d"),

@@ -6,7 +6,7 @@ class token is normed at the end.
 """
 
 from vitconv.dialects._clip import CANNOT, CLIP, DERIVED, OPENAI, projection
-from vitconv.dialects._parts import why
+from vitconv.dialects._parts import buffers, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, const, linear, norm, rule
 
@@ -34,7 +34,7 @@ DIALECT = Dialect(
         ),
         *rule("{p}embeddings.class_embedding: d", "embed.cls: d"),
         *rule("{p}embeddings.position_embedding.weight: (1+n) d", "embed.pos_cls: d", "embed.pos: n d"),
-        *const("{p}embeddings.position_ids: 1 (1+n)", "arange"),
+        buffers(*const("{p}embeddings.position_ids: 1 (1+n)", "arange", optional=False)),
         *rule("{p}embeddings.patch_embedding.weight: d c p q", "embed.patch.weight: d c p q"),
         *norm("{p}pre_layrnorm", "embed.norm"),
         *norm(_B + "layer_norm1", "blocks.{i}.norm1"),

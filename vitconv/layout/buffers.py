@@ -3,7 +3,7 @@
     relative-index:hxw     [t t], or flat [t^2], t = h w: row of the table for every pair of places in a window
     shift-mask:HxW:hxw     [windows t t]: -100 between places that a shifted window must keep apart, else 0; H x W is
                            the map
-    class-index            [1+n 1+n], rope-cos, rope-sin [n e] or [rows columns e]: see `token_buffers`
+    class-index:hxw        [1+n 1+n], and rope-cos:hxw:REFERENCE:PRECISION, rope-sin:... [n e]: see `token_buffers`
     coords:P               [1 2h-1 2w-1 2]: logarithms of relative coordinates; P the window of pre-training, 0 none
 
 Sides of a window or map that are not said are those of a square; any will do when a buffer is compared.
@@ -20,7 +20,8 @@ from typing import Any
 
 from vitconv.errors import LayoutError
 
-NAMES = ("relative-index", "relative-index-flat", "shift-mask", "coords", "class-index", "rope-cos", "rope-sin")
+TOKENS = ("class-index", "rope-cos", "rope-sin")
+NAMES = ("relative-index", "relative-index-flat", "shift-mask", "coords", *TOKENS)
 # A table of float32 logarithms differs between libraries in the last place.
 CLOSE = 1e-6
 _LARGEST_PRETRAINED = 128
@@ -38,6 +39,10 @@ def buffer(value: str, shape: tuple[int, ...]) -> Any:
         LayoutError: the shape is none that this buffer can have.
     """
     name, _, told = value.partition(":")
+    if name in TOKENS:
+        from vitconv.layout.token_buffers import token_buffer
+
+        return token_buffer(value, shape)
     if name in ("relative-index", "relative-index-flat"):
         places = isqrt(shape[0]) if name.endswith("flat") else shape[0]
         window = _pair(told) or _square(places)
@@ -64,7 +69,7 @@ def agrees(value: str, found: Any, slack: float = CLOSE) -> bool:
     import numpy as np
 
     name, _, told = value.partition(":")
-    if name in ("class-index", "rope-cos", "rope-sin"):
+    if name in TOKENS:
         from vitconv.layout.token_buffers import fits
 
         return fits(value, found, slack)

@@ -40,6 +40,7 @@ class Dialect:
         usual: facts that the library takes when its configuration leaves them out; only for who wants just that.
         marks: keys beside the network that say that a file of the more general dialect is one of this.
         under: a more general dialect that explains the same files; a file that fits both is that one's, unless told.
+        chunked: the path whose blocks may be named in chunks; see `chunks`.
         derived: canonical templates that the library makes up itself, and how: such a tensor is no loss if it is equal.
     """
 
@@ -60,6 +61,7 @@ class Dialect:
     author: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
+    chunked: str = ""
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

@@ -44,10 +44,12 @@ def encode(
     depth: int,
     facts: Mapping[str, Any],
     wanted: Mapping[str, str] | None = None,
+    preferred: Mapping[str, str] | None = None,
 ) -> Encoding:
     """Return the variant that says the canonical tensors `names` ({name: shape}) with the least left over.
 
-    A variant whose implied facts contradict `facts` is never taken. Among equals the first declared wins.
+    A variant whose implied facts contradict `facts` is never taken. Among equals the one with most of the `preferred`
+    options wins, then the first declared.
 
     Raises:
         Refused: the facts contradict every variant, or none holds such a network; the message says which and why.
@@ -58,6 +60,8 @@ def encode(
         dialect = unrolled_for_network(dialect, names, facts)
     dialect.check_choices(wanted or {})
     candidates = [v for v in dialect.variants if v.agrees(wanted or {}) and v.read_only <= set(wanted or {})]
+    if preferred:
+        candidates.sort(key=lambda v: sum(v.taken.get(name) != o for name, o in preferred.items()))
     best = _cheapest((v for v in candidates if not contradictions(v, facts)), _Have(names, depth))
     if best is None:
         raise Refused(_contradicted(dialect, candidates, facts))
@@ -103,7 +107,7 @@ def undecided(variant: Variant, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 DECISIVE = frozenset({"kv_normalised", "norm_placement"})
 # No tensor need tell of these: a layout that may have them is asked about before it is written as one that has not.
-_UNSEEN = {"position": {"rope"}}
+_UNSEEN = {"position": {"rope"}, "rope_order": {"columns"}}
 # These are tensors, which have a place in a layout or have none.
 _BY_TENSORS = {"position": {"relative"}}
 
@@ -222,7 +226,7 @@ def _say(v: Variant, names: Mapping[str, tuple[int, ...]], depth: int) -> Encodi
     consts = {
         _at(item.key, layer): item.entry
         for item in v.items
-        if isinstance(item.entry, Const) and not item.entry.optional
+        if isinstance(item.entry, Const) and item.entry.written
         for layer in _wanted(item, depths)
     }
     residue = tuple(n for n in names if n not in said)

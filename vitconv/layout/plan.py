@@ -11,7 +11,7 @@ from typing import Any
 
 from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical import template_of
-from vitconv.layout.chunks import in_chunks
+from vitconv.layout.chunks import CHUNKS, in_chunks
 from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.encode import Encoding, encode, explain_residue, undecided
@@ -98,7 +98,8 @@ def plan(
     """
     facts: dict[str, Any] = {**network.open, **network.facts.known()}
     said = encode(target, network.shapes, network.depth, facts, wanted, preferred)
-    said = in_chunks(said, network.depth, given or {})
+    given = dict(given or {})
+    said = in_chunks(said, network.depth, given.pop(CHUNKS, 0))
     target = said.variant.dialect
     _need_all(target, said, facts)
     # Under its own keys a network stays what it is, known or not.

@@ -81,8 +81,9 @@ class Rule:
 class Const:
     """A tensor of the dialect with a fixed value: written on encode, compared bitwise on decode.
 
-    `value` is a number, "arange" (0, 1, 2, ... along the last axis), or numbers, one for each of as many equal parts of
-    the first axis. The dtype "float" is that of the network.
+    `value` is a number, "arange" (0, 1, 2, ... along the last axis), numbers, one for each of as many equal parts of
+    the first axis, or a buffer of `vitconv.layout.buffers`. The dtype "float" is that of the network. A file may lack
+    an `optional` one, which is written only if it is `written`.
     """
 
     key: str
@@ -90,6 +91,7 @@ class Const:
     value: float | str | tuple[float, ...]
     dtype: str = "I64"
     optional: bool = True
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,14 @@ class Doubt:
 
     It is one that has the canonical tensors `needs` and none of `without`; it is asked about where that decides, but
     for the facts in `usual`: every network of these tensors that was published has them, so they are taken, and said.
+    `note` is said of every such file.
     """
 
     maybe: Mapping[str, tuple[Any, ...]]
     needs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     def about(self, names: Container[str]) -> bool:
         """Say whether a network that holds tensors of these canonical names is one of these."""
@@ -260,11 +264,16 @@ def norm(whole: str, part: str, axis: str = "d", *, optional: bool = False, laye
 
 
 def const(
-    whole: str, value: float | str | tuple[float, ...], *, dtype: str = "I64", optional: bool = True
+    whole: str,
+    value: float | str | tuple[float, ...],
+    *,
+    dtype: str = "I64",
+    optional: bool = True,
+    written: bool | None = None,
 ) -> tuple[Const, ...]:
-    """Build a constant of the dialect, such as position ids."""
+    """Build a constant of the dialect, such as position ids; `written` unless it is optional, or as said."""
     key, axes = _side(whole)
-    return (Const(key, axes, value, dtype, optional),)
+    return (Const(key, axes, value, dtype, optional, not optional if written is None else written),)
 
 
 def alias(key: str, of: str) -> tuple[Alias, ...]:

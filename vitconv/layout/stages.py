@@ -236,17 +236,16 @@ def _const(e: Const, key: str, net: Net, s: int, i: int) -> Iterator[Const]:
     if net.shapes is not None:
         found = net.shapes.get(key)
         axes = e.axes if found is None or len(found) != len(e.axes) else tuple(Axis((str(n),)) for n in found)
-        yield Const(key, axes, e.value, e.dtype, optional=True)
+        yield Const(key, axes, e.value, e.dtype, optional=e.optional)
         return
-    # An optional buffer is one that only older files hold.
-    size = None if e.optional else _size(e, net, s, i)
+    size = _size(e, net, s, i) if e.written else None
     if size is not None:
         high, wide = net.windows.get((s, i), (0, 0))
         told = {"coords": f":{net.pretrained.get(s)}"}.get(str(e.value), f":{high}x{wide}" if high != wide else "")
         if e.value == "shift-mask":
             told = f":{net.maps[s][0]}x{net.maps[s][1]}{told}"
         value = f"{e.value}{told}"
-        yield Const(key, tuple(Axis((str(n),)) for n in size), value, e.dtype, optional=False)
+        yield Const(key, tuple(Axis((str(n),)) for n in size), value, e.dtype, e.optional, e.written)
 
 
 def _size(e: Const, net: Net, s: int, i: int) -> tuple[int, ...] | None:

@@ -4,7 +4,8 @@
                          are class to patch, patch to class, class to class
     rope-cos, rope-sin   [n e], or [rows columns e]: waves of base 10000 over rows, then columns, each frequency twice
 
-They are compared when a file holds them and never written: the libraries make them.
+To be written they have sides, `class-index:14x14`, `rope-cos:14x14:16:float32`: the grid, the number of places that its
+sides are numbered to, and the precision of frequencies and places.
 Source: microsoft/unilm beit/modeling_finetune.py, 768a3c8; baaivision/EVA EVA-02/asuka/rope.py, 5623d08.
 """
 
@@ -12,13 +13,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitconv.errors import LayoutError
+
 BASE = 10000.0
+
+
+def token_buffer(value: str, shape: tuple[int, ...]) -> Any:
+    """Return a buffer whose sides are told: int64 for an index, float64 else.
+
+    Raises:
+        LayoutError: the shape is another one.
+    """
+    import numpy as np
+
+    name, grid, *more = value.split(":")
+    rows, columns = (int(n) for n in grid.split("x"))
+    if name == "class-index":
+        made = class_index(rows, columns)
+    else:
+        reference, precision = more
+        turns = angles((rows, columns), shape[-1], int(reference), precision)
+        made = (np.cos if name == "rope-cos" else np.sin)(turns)
+        # The author's code takes cosines of float32, which are float32.
+        made = made.astype(np.float32).astype(np.float64) if precision == "float32" else made
+    if made.shape != shape:
+        raise LayoutError(f"{value} has shape {list(made.shape)}, not {list(shape)}")
+    return made
 
 
 def fits(value: str, found: Any, slack: float) -> bool:
     """Say whether an array is this buffer, for the grid and the reference size that its own values speak of."""
     import numpy as np
 
+    value = value.partition(":")[0]
     if value == "class-index":
         grids = grids_of(found)
         return any(np.array_equal(found, class_index(*grid)) for grid in grids)
@@ -80,12 +107,21 @@ def class_index(rows: int, columns: int) -> Any:
     return out
 
 
-def angles(grid: tuple[int, int], width: int, reference: float) -> Any:
-    """Return the angles of a grid whose places are numbered as in one of `reference` places: float64 [n e]."""
+def angles(grid: tuple[int, int], width: int, reference: float, precision: str = "float64") -> Any:
+    """Return the angles of a grid whose places are numbered as in one of `reference` places: float64 [n e].
+
+    In `float32` frequencies, places and their products are rounded, in `float32-frequencies` the first alone.
+    """
     import numpy as np
 
     half = width // 2
-    steps = BASE ** -(np.arange(0, half, 2) / half)
-    waves = [np.repeat(np.outer(np.arange(n) / n * reference, steps), 2, axis=1) for n in grid]
+    steps: Any = BASE ** -(np.arange(0, half, 2) / half)
+    kind: Any = np.dtype(np.float32 if precision == "float32" else np.float64)
+    if precision != "float64":
+        powers = (np.arange(0, half, 2, dtype=np.float32) / np.float32(half)).astype(np.float64)
+        # Rounded from float64, as torch has them; numpy's own powers of float32 are off in the last place.
+        steps = np.float32(1) / (BASE**powers).astype(np.float32)
+    places = [np.arange(n).astype(kind) / kind.type(n) * kind.type(reference) for n in grid]
+    waves = [np.repeat(np.outer(at, steps), 2, axis=1).astype(np.float64) for at in places]
     down, right = np.broadcast_arrays(waves[0][:, None, :], waves[1][None, :, :])
     return np.concatenate([down, right], -1).reshape(-1, width)

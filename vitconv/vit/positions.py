@@ -46,11 +46,12 @@ class Rope(nn.Module):
                 periods = self.base ** (torch.arange(size, dtype=like.dtype, device=like.device) / size)
             waves = (2 * math.pi * self._places(grid, like)).to(like.dtype) / periods.to(like.dtype)
             waves = torch.cat([waves.flatten(1)] * 2, -1)
-        elif self.precision in ("float32", "float32-frequencies"):
-            waves = self._rounded(grid)
         else:
-            side = (self.reference or grid)[0]
-            waves = torch.as_tensor(angles(grid, self.width, side), dtype=like.dtype, device=like.device)
+            # EVA-02's code takes frequencies in float32.
+            taken = {"float32": torch.float32, "float32-frequencies": torch.float64}.get(self.precision or "")
+            turns = angles(grid, self.width, (self.reference or grid)[0], (taken and self.precision) or "float64")
+            kind = taken or like.dtype
+            waves = torch.as_tensor(turns, dtype=kind, device=like.device)
         return waves.cos().to(like), waves.sin().to(like)
 
     def _places(self, grid: tuple[int, int], like: Tensor) -> Tensor:
@@ -61,16 +62,6 @@ class Rope(nn.Module):
             (torch.arange(n, dtype=kind, device=like.device) + 0.5) / m * 2 - 1 for n, m in zip(grid, over, strict=True)
         ]
         return torch.stack(torch.meshgrid(*at, indexing="ij"), -1).reshape(-1, 2, 1)
-
-    def _rounded(self, grid: tuple[int, int]) -> Tensor:
-        """Return the angles as EVA-02's code has them, which takes frequencies in float32: [n e]."""
-        half, side = self.width // 2, (self.reference or grid)[0]
-        kind = torch.float32 if self.precision == "float32" else torch.float64
-        steps = 1.0 / 10000 ** (torch.arange(0, half, 2).float() / half)
-        down, right = ((torch.arange(n).to(kind) / n * side)[:, None].mul(steps).repeat_interleave(2, -1) for n in grid)
-        rows, columns = len(down), len(right)
-        both = down[:, None].expand(rows, columns, half), right[None].expand(rows, columns, half)
-        return torch.cat(both, -1).flatten(0, 1)
 
     def extra_repr(self) -> str:
         """Describe the form in `print(model)`."""
