@@ -117,3 +117,42 @@ def test_sizes_are_listed_with_a_summary() -> None:
     assert SIZES["vit_base"].changed({"embed_dim": 640}).args["num_heads"] == 10
     with pytest.raises(KeyError):
         SIZES["vit_none"]
+
+
+def test_a_name_of_timms_that_is_no_plain_vit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("timm", reason="timm builds what has such a name")
+    out, name = tmp_path / "a.safetensors", "swinv2_tiny_window8_256"
+    code, _, err = called(capsys, "init", "swin_tiny_patch4_window7_224", str(out), "--scheme", "small-gain")
+    assert code == 3
+    assert "norm=res-post" in err
+    code, text, _ = called(capsys, "init", name, str(out), "--scheme", "small-gain", "--set", "classes=5", "--json")
+    assert code == 0
+    rows = {row["tensor"]: row for row in json.loads(text)["sections"][0]["rows"]}
+    assert rows["stages.{s}.blocks.{i}.attn.logit_scale"]["distribution"] == "ln 10"
+    assert rows["stages.{s}.blocks.{i}.norm1.weight"]["distribution"] == "0"
+    assert rows["norm.weight"]["distribution"] == "1"
+    import timm
+    from safetensors.torch import load_file
+
+    network = timm.create_model(name, num_classes=5)
+    network.load_state_dict(load_file(out))
+    assert all(not bool(b.norm1.weight.any()) for stage in network.layers for b in stage.blocks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["swinv2_tiny_window8_256", "--scheme", "timm", "--set", "depth=2"], 2, "depth"),
+        (["convnext_atto", "--scheme", "timm"], 3, "not known by role"),
+    ],
+    ids=["an option it does not take", "no transformer"],
+)
+def test_names_of_timms_that_do_not_go(
+    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("timm", reason="timm builds what has such a name")
+    what, *rest = arguments
+    found, _, err = called(capsys, "init", what, str(tmp_path / "a.safetensors"), *rest)
+    assert found == code
+    assert said in err
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from vitconv.configs.sizes import SIZES, Size
 from vitconv.configs.timm_facts import facts_of
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.recognise import recognise
-from vitconv.errors import Refused, UsageError
+from vitconv.errors import NotRecognised, Refused, UsageError
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.change import CHANGES
 from vitconv.layout.network import decode
@@ -70,11 +71,14 @@ def architecture(what: str, job: Job) -> tuple[Architecture, str]:
 
     Raises:
         UsageError: neither a known name nor a file, or an option that does not apply.
-        Refused: timm builds something else by that name than a plain ViT.
+        Refused: timm builds something by that name that is not known by role.
     """
     if what in SIZES:
         return _by_name(SIZES[what], job), "canonical"
     if not Path(what).exists():
+        found = _by_timm(what, job)
+        if found is not None:
+            return found
         raise unknown("size, and no such checkpoint:", what, list(SIZES)[:5] + [n for n in SIZES if what[:8] in n][:12])
     if job.size:
         raise UsageError(f"--set {next(iter(job.size))}: the sizes of a checkpoint are its own")
@@ -108,6 +112,35 @@ def _by_name(size: Size, job: Job) -> Architecture:
         raise Refused(f"{size.name} is no plain ViT: {'; '.join(found.refusals)}")
     facts = found.facts.replaced(dict(job.facts))
     return Architecture(_config(args, found.sizes, facts).shapes(), facts)
+
+
+def of_timm(name: str) -> bool:
+    """Say whether timm is there and builds something by this name."""
+    if find_spec("timm") is None:
+        return False
+    import timm
+
+    return bool(timm.is_model(name))
+
+
+def _by_timm(name: str, job: Job) -> tuple[Architecture, str] | None:
+    """Return what timm builds by a name that is no plain ViT's (Swin, Beit, Eva), None where it has no such name."""
+    if not of_timm(name):
+        return None
+    import timm
+
+    from vitconv.inits.base.live import recognised
+
+    given = {SIZE_OPTIONS[key]: _value(key, text) for key, text in job.size.items()}
+    try:
+        live = recognised(timm.create_model(name, **given), job.facts)
+    except TypeError as e:
+        raise UsageError(f"timm's {name} does not take {', '.join(f'--set {key}' for key in job.size)}: {e}") from None
+    except NotRecognised as e:
+        raise Refused(f"{name} is not known by role: {e}") from None
+    if live.rest:
+        raise Refused(f"no role is known for {', '.join(live.rest)} of {name}")
+    return live.arch, live.dialect
 
 
 def _config(args: Mapping[str, Any], sizes: Mapping[str, int], facts: Semantics) -> ViTConfig:

@@ -17,7 +17,7 @@ from vitconv.checks.base.plan import Plan
 from vitconv.configs.sizes import SIZES
 from vitconv.errors import NotRecognised, Refused, UsageError
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
-from vitconv.initialise.network import Job, architecture, options
+from vitconv.initialise.network import Job, architecture, of_timm, options
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.change import changed
 from vitconv.inits.base.draw import draw
@@ -82,6 +82,8 @@ def context_of(
         return _checkpoint(text, wanted)
     if text in SIZES:
         return _size(text, wanted)
+    if of_timm(text):
+        return _hosted(f"timm:{text}", wanted)
     raise unknown("size, checkpoint or host:model", text, list(SIZES)[:8] + [n for n in SIZES if text[:8] in n][:8])
 
 
