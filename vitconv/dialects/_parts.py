@@ -60,13 +60,13 @@ def scaled(one: str, two: str) -> Choice:
     )
 
 
-def zeroed(whole: str, part: str, axes: str) -> tuple[Rule, ...]:
-    """Build a linear layer whose bias is written as zeros where the network has none."""
 def buffers(*consts: Const, only: dict[str, tuple[str, ...]] | None = None) -> Choice:
     """Build buffers that some releases keep in the file, and others make anew and do not open a file with."""
     return Choice("buffers", (Option("left-out"), Option("held", consts, only=only or {})))
 
 
+def zeroed(whole: str, part: str, axes: str) -> tuple[Rule, ...]:
+    """Build a linear layer whose bias is written as zeros where the network has none."""
     first = axes.split()[0]
     return rule(f"{whole}.weight: {axes}", f"{part}.weight: {axes}") + rule(
         f"{whole}.bias: {first}", f"{part}.bias: {first}", fill={f"{part}.bias": 0.0}
