@@ -54,7 +54,7 @@ def test_the_facts_of_a_name() -> None:
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        ({"rope_type": "mixed", "pos_embed": "none"}, "rope_type 'mixed'"),
+        ({"rope_type": "mrope", "pos_embed": "none"}, "rope_type 'mrope'"),
         ({"attn_gated": True}, "attn_gated"),
         ({"num_kv_heads": 1}, "num_kv_heads 1"),
         ({"global_pool": "avgmax"}, "global_pool 'avgmax'"),
@@ -64,7 +64,7 @@ def test_the_facts_of_a_name() -> None:
             "even at its own",
         ),
     ],
-    ids=["mixed rope", "gate", "grouped", "pool", "differential", "aspect"],
+    ids=["rope of three axes", "gate", "grouped", "pool", "differential", "aspect"],
 )
 def test_what_has_no_counterpart_is_refused(args: dict[str, Any], reason: str) -> None:
     assert any(reason in line for line in read(config(**args), "c").refusals)

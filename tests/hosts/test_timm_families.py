@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from families_kit import gaps_to_reference, randomised
 
 from vitconv.errors import Refused
@@ -39,6 +41,44 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"position": "rope", "rope_layout": "half", "rope_theta": 100.0, "norm_eps": 1e-5},
     ),
     "dinov3, gated": ("vit_huge_plus_patch16_dinov3_qkvb", _SMALL, {"activation": "silu", "norm_eps": 1e-5}),
+    "rope": (
+        "vit_base_patch16_rope_224",
+        _SMALL,
+        {"position": "rope", "rope_order": "columns", "rope_theta": 100.0, "rope_reference": None},
+    ),
+    "rope beside a table": (
+        "vit_base_patch16_rope_ape_224",
+        {**_SMALL, "img_size": (16, 24)},
+        {"position": "rope", "rope_order": "columns", "grid": (4, 6)},
+    ),
+    "rope, trained": ("vit_base_patch16_rope_mixed_224", {**_SMALL, "img_size": (24, 16)}, {"position": "rope"}),
+    "rope, trained, beside a table": (
+        "vit_base_patch16_rope_mixed_ape_224",
+        _SMALL,
+        {"rope_order": "columns", "rope_layout": "interleaved"},
+    ),
+    "rope, rows first": (
+        "vit_base_patch16_rope_mixed_224",
+        {**_SMALL, "rope_grid_indexing": "ij"},
+        {"rope_order": "rows"},
+    ),
+    "rope, a grid that is no square": (
+        "vit_medium_patch16_rope_reg1_gap_256",
+        {**_SMALL, "ref_feat_shape": (4, 6)},
+        {"rope_reference": (4, 6), "rope_order": "rows"},
+    ),
+    "perception encoder": (
+        "vit_pe_core_tiny_patch16_384",
+        {**_SMALL, "img_size": (16, 24), "ref_feat_shape": (6, 4)},
+        {"pooling": "map-prefix", "pool_heads": 8, "rope_offset": 1.0, "rope_reference": (6, 4)},
+    ),
+    "perception encoder, no class token": (
+        "vit_pe_core_gigantic_patch14_448",
+        {**_SMALL, "attn_pool_num_heads": 4},
+        {"pooling": "map", "pool_heads": None, "rope_offset": 0.0},
+    ),
+    "perception encoder, spatial": ("vit_pe_spatial_tiny_patch16_512", _SMALL, {"rope_order": "columns"}),
+    "pooled with the registers": ("test_vit3", _SMALL, {"pooling": "map-prefix"}),
     "beit": ("beit_base_patch16_224", _SMALL, {"position": "relative", "norm_eps": 1e-6}),
     "beit, one table": (
         "beitv2_base_patch16_224",
@@ -82,20 +122,58 @@ def test_timm_computes_what_the_reference_does(case: str) -> None:
     assert max(gaps_to_reference(found, change=another_eps).values()) > 1e-8
 
 
-def test_a_rotary_table_of_another_base_is_seen() -> None:
-    def another_base(live: Built) -> None:
-        net: Any = live.module
-        net.rope.temperature = 50.0
+def _another_base(live: Built) -> None:
+    net: Any = live.module
+    net.rope.temperature = 50.0
 
-    gaps = gaps_to_reference(built("dinov3"), change=another_base)
+
+def _other_side_first(live: Built) -> None:
+    net: Any = live.module
+    net.rope.grid_indexing = "ij"
+
+
+def _another_start(live: Built) -> None:
+    net: Any = live.module
+    net.rope.grid_offset = 0.0
+
+
+def _another_head(live: Built) -> None:
+    net: Any = live.module
+    with torch.no_grad():
+        net.rope.freqs.copy_(net.rope.freqs.flip(2))
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        ("dinov3", _another_base),
+        ("rope", _another_base),
+        ("rope", _other_side_first),
+        ("rope beside a table", _other_side_first),
+        ("rope, trained", _another_head),
+        ("perception encoder", _another_start),
+    ],
+    ids=["base, DINOv3", "base", "side", "side, with a table", "heads", "start"],
+)
+def test_a_rotary_table_of_another_kind_is_seen(case: str, fault: Callable[[Built], None]) -> None:
+    gaps = gaps_to_reference(built(case), change=fault)
     assert gaps["tap embed"] < 1e-12
     assert gaps["tap blocks.0.attn"] > 1e-6
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("vit_base_patch16_rope_224", "numbered xy from 0"), ("vit_base_patch16_rope_mixed_224", "RotaryEmbeddingMixed")],
+    [
+        ("vit_small_patch16_dinov3", "numbered xy from 0"),
+        ("vit_base_patch16_rope_reg1_gap_256", "RotaryEmbeddingMRope"),
+        ("vit_small_patch16_18x2_224", "ParallelThingsBlock"),
+        ("vit_base_patch16_xp_224", "ParallelScalingBlock"),
+    ],
 )
-def test_rotary_positions_without_a_counterpart_are_refused(name: str, why: str) -> None:
+def test_what_has_no_counterpart_is_refused(name: str, why: str) -> None:
+    more = {
+        "vit_small_patch16_dinov3": {"rope_grid_indexing": "xy"},
+        "vit_base_patch16_rope_reg1_gap_256": {"rope_type": "mrope"},
+    }
     with pytest.raises(Refused, match=why):
-        load(HOSTS, "timm").build(Spec(name, _SMALL))
+        load(HOSTS, "timm").build(Spec(name, {**_SMALL, **more.get(name, {})}))

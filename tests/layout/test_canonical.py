@@ -8,9 +8,9 @@ from vitconv.errors import LayoutError
 from vitconv.layout.canonical import SCHEMA, STACKS, layer_of, role_of, slot, stack_of, template_of
 
 AXES = {"a", "c", "d", "columns", "d2", "d3", "e", "m", "n", "o", "p", "q", "r", "rows"}
-# l rows of a relative table, h heads, f rotary periods, s visual words, u and w the widths of a pooling head, k queries
-# of width v (and v2), y g x the widths of a decoder, z what it predicts per patch.
-AXES |= {"k", "v", "v2", "f", "g", "h", "l", "s", "u", "w", "x", "y", "z", "3"}
+# l rows of a relative table, h heads, f rotary periods, f2 frequencies, s visual words, u and w of a pooling head, k
+# queries of width v (and v2), y g x the widths of a decoder, z what it predicts per patch.
+AXES |= {"k", "v", "v2", "f", "f2", "2", "g", "h", "l", "s", "u", "w", "x", "y", "z", "3"}
 
 
 @pytest.mark.parametrize("template", SCHEMA)

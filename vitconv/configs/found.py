@@ -23,6 +23,7 @@ class Found:
         notes: remarks for the reader.
         refusals: reasons why the network that the file describes cannot be carried.
         choices: options of a layout that no shape tells, {choice: option}.
+        dialect: the layout, where the keys are those of a more general one too.
     """
 
     facts: Semantics = field(default_factory=Semantics)
@@ -32,6 +33,7 @@ class Found:
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
+    dialect: str = ""
 
     @property
     def source(self) -> str:
@@ -117,4 +119,5 @@ def joined(parts: Iterable[Found]) -> Found:
         tuple(n for p in parts for n in p.notes) + tuple(notes),
         tuple(r for p in parts for r in p.refusals),
         {name: option for p in reversed(parts) for name, option in p.choices.items()},
+        next((p.dialect for p in parts if p.dialect), ""),
     )

@@ -35,12 +35,17 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "num_reg_tokens": 0,
         "use_abs_pos_emb": True,
         "use_rot_pos_emb": False,
+        "attn_type": "eva",
         "rope_type": "cat",
         "rope_grid_offset": 0.0,
         "rope_grid_indexing": "ij",
         "rope_temperature": 10000.0,
         "rope_rotate_half": False,
         "use_post_norm": False,
+        "class_token": True,
+        "use_pre_transformer_norm": False,
+        "qk_norm": False,
+        "attn_pool_num_heads": None,
         "ref_feat_shape": None,
     }
 )
@@ -73,18 +78,25 @@ def facts_of(args: Mapping[str, Any], where: str) -> Found:
         refusals.append(f"{where}: norm_layer {norm!r} has no counterpart here")
     if "num_kv_heads" in fields:
         refusals.append(f"{where}: fewer heads of keys and values than of queries have no counterpart here")
-    rope = _rope(fields, grid, refusals) if fields.flag("use_rot_pos_emb") else {}
-    table = fields.flag("use_abs_pos_emb")
+    rope = rope_facts(fields, grid, "ref_feat_shape", refusals) if fields.flag("use_rot_pos_emb") else {}
+    table, pool = fields.flag("use_abs_pos_emb"), _POOLS.get(fields.text("global_pool"))
+    mapped = pool == "map"
+    # It attends to all tokens.
+    if mapped and (fields.flag("class_token") or fields.integer("num_reg_tokens", least=0)):
+        pool = "map-prefix"
     facts = Semantics(
         heads=heads,
         norm_placement="res-post" if fields.flag("use_post_norm") else "pre",
         norm_kind=NORMS.get(norm),
         norm_eps=eps,
         final_norm_eps=eps,
+        embed_norm_eps=eps if fields.flag("use_pre_transformer_norm") else None,
+        qk_norm_eps=eps if fields.flag("qk_norm") else None,
         activation="silu" if fields.flag("swiglu_mlp") else "gelu",
         attention="softmax",
         kv_normalised=True,
-        pooling=_POOLS.get(fields.text("global_pool")),
+        pooling=pool,
+        pool_heads=pool_heads(fields, heads) if mapped else None,
         position="rope" if rope else "learned" if table else "none",
         position_resize="bicubic-antialias" if table else None,
         grid=grid,
@@ -101,7 +113,10 @@ def facts_of(args: Mapping[str, Any], where: str) -> Found:
     }
     classes, registers = fields.integer("num_classes", least=0), fields.integer("num_reg_tokens", least=0)
     sizes |= ({"o": classes} if classes else {}) | ({"r": registers} if registers else {})
-    return Found(facts, sizes, refusals=tuple(refusals))
+    # Beside a table no key tells rotary positions of timm's AttentionRope from a DeiT-III.
+    own = table and rope and fields.text("attn_type") == "rope" and fields.text("rope_type") == "cat"
+    choices = {"attention": "AttentionRope+table"} if own else {}
+    return Found(facts, sizes, refusals=tuple(refusals), choices=choices, dialect="timm-eva" if rope else "")
 
 
 def _norm(fields: Fields) -> tuple[str, float]:
@@ -110,19 +125,35 @@ def _norm(fields: Fields) -> tuple[str, float]:
     return (value.replace("_", "").lower(), 1e-6) if isinstance(value, str) else (str(value[0]), float(value[1]))
 
 
-def _rope(fields: Fields, grid: tuple[int, int], refusals: list[str]) -> dict[str, Any]:
-    """Return the facts of rotary positions, of the kinds that have a counterpart: EVA-02's and DINOv3's."""
+def pool_heads(fields: Fields, heads: int) -> int | None:
+    """Return the heads of an attention-pooling head that has other than the blocks."""
+    own = fields.integer("attn_pool_num_heads") if "attn_pool_num_heads" in fields else heads
+    return None if own == heads else own
+
+
+def rope_facts(fields: Fields, grid: tuple[int, int] | None, reference: str, refusals: list[str]) -> dict[str, Any]:
+    """Return the facts of rotary positions, of the kinds that have a counterpart: EVA-02's, DINOv3's, RoPE-ViT's.
+
+    `reference` is the argument that has the grid which places are numbered to.
+    """
     kind, half = fields.text("rope_type"), fields.flag("rope_rotate_half")
+    order, offset = fields.text("rope_grid_indexing"), fields.number("rope_grid_offset")
     facts: dict[str, Any] = {"position": "rope", "rope_theta": fields.number("rope_temperature")}
-    plain = fields.text("rope_grid_indexing") == "ij" and fields.number("rope_grid_offset") == 0
-    if not plain or (kind, half) not in (("cat", False), ("dinov3", True)):
-        how = f"rope_type {kind!r}" + ("" if plain else f" with places numbered {fields.text('rope_grid_indexing')}")
+    plain = order == "ij" and offset == 0
+    kinds = {("cat", False): "cat", ("axial", False): "cat", ("mixed", False): "mixed", ("dinov3", True): "dinov3"}
+    known = kinds.get((kind, half))
+    if known is None or order not in ("ij", "xy") or (known == "dinov3" and not plain):
+        how = f"rope_type {kind!r}" + ("" if plain else f" with places numbered {order} from {offset:g}")
         refusals.append(f"{fields.where}: rotary positions of {how} have no counterpart here")
         return facts
-    if half:
-        return {**facts, "rope_layout": "half"}
-    reference = fields.pair("ref_feat_shape") if "ref_feat_shape" in fields else grid
-    return {**facts, "rope_layout": "interleaved", "rope_reference": reference}
+    if known == "dinov3":
+        return {**facts, "rope_layout": "half", "rope_order": "rows"}
+    facts |= {"rope_layout": "interleaved", "rope_order": "rows" if order == "ij" else "columns"}
+    if known == "mixed":
+        return facts
+    # EVA-02's code numbers places as in one grid always; timm's scales them where it is told of a grid.
+    told = fields.pair(reference) if reference in fields else grid if plain else None
+    return facts | {"rope_offset": offset} | ({} if told is None else {"rope_reference": told})
 
 
 @cache

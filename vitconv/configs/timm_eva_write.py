@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from vitconv.configs.request import Draft, Request, Written
+from vitconv.configs.timm_naflex_write import pool_ratio
 from vitconv.configs.timm_write import POOLS, entrypoint, files, ratio_of
 
 _BASES = (
     ("eva02_base_patch14_224", "layernorm", 1e-6),
     ("vit_small_patch16_dinov3", "layernorm", 1e-5),
 )
-# Of EVA-02's code; the reference has no other either.
+# Of EVA-02's code.
 _INTERLEAVED_THETA = 10000.0
 
 
@@ -68,7 +69,7 @@ def _block(draft: Draft) -> dict[str, Any]:
         "swiglu_align_to": 1 if aligned else 0,
         "scale_mlp": request.in_block("mlp.norm.weight"),
         "scale_attn_inner": request.in_block("attn.norm.weight"),
-        "attn_type": "eva",
+        "attn_type": "rope" if str(request.options.get("attention")).startswith("AttentionRope") else "eva",
         "use_post_norm": post,
         "init_values": 1e-5 if request.in_block("ls1") else None,
     }
@@ -82,27 +83,41 @@ def _rope(draft: Draft) -> dict[str, Any]:
     position = draft.need("position") if unsure else facts.position
     if position != "rope":
         return {"use_rot_pos_emb": False, "use_abs_pos_emb": table}
-    half = draft.need("rope_layout") == "half"
-    theta = facts.rope_theta
-    if half and theta is None:
-        theta = draft.need("rope_theta")
-    if not half and theta not in (None, _INTERLEAVED_THETA):
-        draft.refuse(f"rope_theta={theta:g}: EVA-02's rotary positions have {_INTERLEAVED_THETA:g}")
+    half, mixed = draft.need("rope_layout") == "half", draft.request.in_block("attn.rope")
+    # Networks with a bias of keys number either side first, and need no reference.
+    keys = draft.request.in_block("attn.k.bias") and not half
+    theta, offset = facts.rope_theta, facts.rope_offset or 0.0
+    if theta is None and not mixed:
+        theta = draft.need("rope_theta") if half or keys else _INTERLEAVED_THETA
+    order = draft.need("rope_order") if keys or mixed else facts.rope_order
+    if half and (order == "columns" or offset):
+        draft.refuse("timm numbers the places of DINOv3's rotary positions by rows first and from 0")
+    # One base makes its waves anew for every image, in which float64 comes out rounded.
+    fixed: dict[str, Any] = {} if half else {"dynamic_img_size": False}
+    scaled: dict[str, Any] = {} if half or mixed else {"ref_feat_shape": None}
+    if scaled and (facts.rope_reference is not None or not keys):
+        scaled = {"ref_feat_shape": list(draft.need("rope_reference") or (1, 1))}
     return {
         "use_rot_pos_emb": True,
         "use_abs_pos_emb": table,
-        "rope_type": "dinov3" if half else "cat",
+        "rope_type": "dinov3" if half else "mixed" if mixed else "cat",
         "rope_rotate_half": half,
-        "rope_temperature": theta if half else _INTERLEAVED_THETA,
-        "rope_grid_offset": 0.0,
-        "rope_grid_indexing": "ij",
-        **({} if half else {"ref_feat_shape": list(draft.need("rope_reference") or (1, 1))}),
+        # It draws what frequencies start from, and the file has those.
+        "rope_temperature": 10.0 if theta is None else theta,
+        "rope_grid_offset": offset,
+        "rope_grid_indexing": "xy" if order == "columns" else "ij",
+        **scaled,
+        **fixed,
     }
 
 
 def _ends(draft: Draft) -> dict[str, Any]:
     request, pooling = draft.request, draft.need("pooling")
-    draft.only("pooling", "token", "avg", "none", why="timm's Eva pools the class token or the patches")
+    prefix = request.has("embed.cls") or request.has("embed.reg")
+    draft.only(
+        "pooling", "token", "avg", "none", "map-prefix" if prefix else "map",
+        why="timm's Eva pools the class token, the mean of the patches, or all tokens by attention",
+    )  # fmt: skip
     cls, pre = request.has("embed.cls"), request.has("embed.norm.weight")
     if pooling == "token" and not cls:
         draft.refuse("pooling=token, but there is no class token")
@@ -117,4 +132,9 @@ def _ends(draft: Draft) -> dict[str, Any]:
         "use_post_transformer_norm": request.has("norm.weight"),
         "use_fc_norm": request.has("pool.norm.weight"),
         "global_pool": POOLS.get(pooling or "", ""),
+        **(
+            {"attn_pool_mlp_ratio": pool_ratio(request), "attn_pool_num_heads": request.facts.pool_heads}
+            if request.has("pool.probe")
+            else {}
+        ),
     }

@@ -47,8 +47,8 @@ def facts_of(args: Mapping[str, Any], where: str) -> Found:
     if args["embed_norm_layer"] is not None:
         refusals.append(f"{where}: a norm inside the patch embedding (embed_norm_layer) has no counterpart here")
     pool = word("global_pool", _POOLS)
-    if pool == "avg" and fields.flag("pool_include_prefix"):
-        pool = "avg-prefix"
+    if pool in ("avg", "map") and fields.flag("pool_include_prefix"):
+        pool += "-prefix" if fields.flag("class_token") or fields.integer("reg_tokens", least=0) else ""
     width, heads, patch = fields.integer("embed_dim"), fields.integer("num_heads"), fields.pair("patch_size")
     if width % heads:
         raise fields.wrong("num_heads", f"a divisor of embed_dim {width}")

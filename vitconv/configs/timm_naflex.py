@@ -16,6 +16,7 @@ from typing import Any
 from vitconv.configs.activations import FROM_TIMM
 from vitconv.configs.fields import Fields
 from vitconv.configs.found import Found
+from vitconv.configs.timm_eva import pool_heads, rope_facts
 from vitconv.configs.timm_facts import NORMS
 from vitconv.layout.semantics import Semantics
 
@@ -85,8 +86,8 @@ def facts_of(given: Mapping[str, Any], where: str) -> Found:
     if norm not in NORMS:
         refusals.append(f"{where}: norm_layer {norm!r} has no counterpart here")
     pool = _POOLS.get(fields.text("global_pool"))
-    if pool == "avg" and fields.flag("pool_include_prefix"):
-        pool = "avg-prefix"
+    if pool in ("avg", "map") and fields.flag("pool_include_prefix"):
+        pool += "-prefix" if fields.flag("class_token") or fields.integer("reg_tokens", least=0) else ""
     patch, table = fields.pair("patch_size"), given["pos_embed"] in ("learned", "factorized")
     image = fields.pair("img_size") if given["img_size"] is not None else None
     grid = fields.pair("pos_embed_grid_size") if given["pos_embed_grid_size"] is not None else None
@@ -94,7 +95,11 @@ def facts_of(given: Mapping[str, Any], where: str) -> Found:
         grid = (image[0] // patch[0], image[1] // patch[1])
     if given["pos_embed"] == "factorized" and fields.flag("pos_embed_ar_preserving") and grid and grid[0] != grid[1]:
         refusals.append(f"{where}: a factorised table of {grid[0]}x{grid[1]} is resized even at its own size")
-    rope = _rope(fields, refusals) if given["rope_type"] not in (None, "", "none") else {}
+    rope = (
+        rope_facts(fields, None, "rope_ref_feat_shape", refusals)
+        if given["rope_type"] not in (None, "", "none")
+        else {}
+    )
     facts = Semantics(
         heads=fields.integer("num_heads"),
         norm_placement={None: "pre", "Block": "pre", "ResPostBlock": "res-post"}.get(given["block_fn"]),
@@ -107,6 +112,7 @@ def facts_of(given: Mapping[str, Any], where: str) -> Found:
         attention="softmax",
         kv_normalised=True,
         pooling=pool,
+        pool_heads=pool_heads(fields, fields.integer("num_heads")),
         position="learned" if table else "none",
         position_resize=_resize(given) if given["pos_embed"] == "learned" else None,
         grid=grid,
@@ -124,7 +130,7 @@ def _norm(value: Any) -> tuple[str, float]:
 
 def _foreign(given: Mapping[str, Any]) -> list[str]:
     """Return what is of a kind that no layout here has, in words."""
-    wrong = [f"{key} {given[key]!r}" for key in ("num_kv_heads", "attn_pool_num_heads") if given[key] is not None]
+    wrong = [f"{key} {given[key]!r}" for key in ("num_kv_heads",) if given[key] is not None]
     wrong += [key for key in ("attn_gated", "attn_only_layer_scale") if given[key]]
     wrong += [f"attn_layer {given['attn_layer']!r}"] if given["attn_layer"] not in (None, "attn", "Attention") else []
     wrong += [f"block_fn {given['block_fn']!r}"] if given["block_fn"] not in (None, "Block", "ResPostBlock") else []
@@ -141,21 +147,6 @@ def _resize(given: Mapping[str, Any]) -> str | None:
     rule = mode + ("-antialias" if given["pos_embed_antialias"] else "")
     rule += "-corners" if given["pos_embed_align_corners"] else ""
     return rule if rule in ("bicubic", "bicubic-antialias", "bilinear", "bilinear-antialias") else None
-
-
-def _rope(fields: Fields, refusals: list[str]) -> dict[str, Any]:
-    """Return the facts of rotary positions, of the kinds that have a counterpart: EVA-02's and DINOv3's."""
-    kind, half = fields.text("rope_type"), fields.flag("rope_rotate_half")
-    facts: dict[str, Any] = {"position": "rope", "rope_theta": fields.number("rope_temperature")}
-    plain = fields.text("rope_grid_indexing") == "ij" and fields.number("rope_grid_offset") == 0
-    if not plain or (kind, half) not in (("axial", False), ("dinov3", True)):
-        refusals.append(f"{fields.where}: rotary positions of rope_type {kind!r} have no counterpart here")
-        return facts
-    if half:
-        return {**facts, "rope_layout": "half"}
-    told = fields.raw.get("rope_ref_feat_shape")
-    reference = {"rope_reference": fields.pair("rope_ref_feat_shape")} if told is not None else {}
-    return {**facts, "rope_layout": "interleaved", **reference}
 
 
 def _sizes(fields: Fields, grid: tuple[int, int] | None) -> dict[str, int]:

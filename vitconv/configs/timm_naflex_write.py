@@ -110,14 +110,17 @@ def _pooling(draft: Draft) -> dict[str, Any]:
         draft.refuse("pooling=token, but there is no class token")
     out = {
         "global_pool": POOLS.get(pooling or "", ""),
-        "pool_include_prefix": pooling == "avg-prefix",
+        "pool_include_prefix": pooling in ("avg-prefix", "map-prefix"),
         "final_norm": before or after,
         "fc_norm": after,
     }
-    return out | ({"attn_pool_mlp_ratio": _pool_ratio(request)} if request.has("pool.probe") else {})
+    if not request.has("pool.probe"):
+        return out
+    return out | {"attn_pool_mlp_ratio": pool_ratio(request), "attn_pool_num_heads": request.facts.pool_heads}
 
 
-def _pool_ratio(request: Request) -> float:
+def pool_ratio(request: Request) -> float:
+    """Return the ratio of which timm makes the hidden width of its attention-pooling head."""
     w, d = request.sizes["w"], request.sizes["d"]
     return w / d if int(d * (w / d)) == w else (w + 0.5) / d
 

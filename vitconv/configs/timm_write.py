@@ -32,7 +32,14 @@ _SWITCHED_ON: Mapping[str, tuple[str, ...]] = {
     "vit_base_patch16_rpn_224": ("init_values",),
     "aimv2_large_patch14_224": ("embed_norm_layer",),
 }
-POOLS: Mapping[str, str] = {"token": "token", "avg": "avg", "avg-prefix": "avg", "map": "map", "none": ""}
+POOLS: Mapping[str, str] = {
+    "token": "token",
+    "avg": "avg",
+    "avg-prefix": "avg",
+    "map": "map",
+    "map-prefix": "map",
+    "none": "",
+}
 
 
 def write(request: Request) -> Written:
@@ -223,9 +230,10 @@ def _pooling(draft: Draft) -> dict[str, Any]:
     before, after = request.has("norm.weight"), request.has("pool.norm.weight")
     if before and after:
         draft.refuse("timm has a norm before the pooling or after it, not both")
+    draft.only("pool_heads", why="timm's VisionTransformer pools by as many heads as its blocks have")
     return {
         "global_pool": POOLS.get(pooling or "", ""),
-        "pool_include_prefix": pooling == "avg-prefix",
+        "pool_include_prefix": pooling in ("avg-prefix", "map-prefix"),
         "final_norm": before or after,
         "fc_norm": after,
     }

@@ -56,6 +56,10 @@ class Candidates:
         special = (n for n in marks if under.get(n) == general and all(m in keys for m in marks[n]))
         return None if self.name else next(special, None)
 
+    def configured(self, general: str, name: str) -> str | None:
+        """Return the layout that a configuration names if it is a special case of a dialect, unless one was told."""
+        return name if not self.name and name and general in above(name, _told("general")) else None
+
     def named(self, name: str | None) -> Dialect | None:
         """Return the candidate of this name, or None."""
         if name is None or (self.name and name != self.name):

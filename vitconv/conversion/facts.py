@@ -130,15 +130,17 @@ def customary(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Fill in what every published network of these tensors has, and say so."""
     names = {part for b in match.bound for part in b.parts}
     more: dict[str, Any] = {}
+    said: list[str] = []
     for doubt in match.dialect.doubts:
         if doubt.about(names):
+            said += [doubt.note] if doubt.note else []
             more |= {k: v for k, v in doubt.usual.items() if getattr(facts, k) is None}
     notes = [
         f"{name}: taken as {value}, as in every published network of {match.dialect.title} with these tensors; where it"
         f" is not, say --set {name}=..."
         for name, value in more.items()
     ]
-    return facts.filled(more), notes
+    return facts.filled(more), said + notes
 
 
 def proven(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:

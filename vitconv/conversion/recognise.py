@@ -143,6 +143,8 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
     whose = dialects.marked(match.dialect.name, chosen.tensors)
+    if known.beside is not None and not whose:
+        whose = dialects.configured(match.dialect.name, known.beside.dialect)
     if whose:
         branch, match = _settled(checkpoint, branch, Candidates(whose), choices, wishes, known)
     _check_told(wishes, match)

@@ -4,6 +4,8 @@ Source: huggingface/pytorch-image-models, timm/models/eva.py, 1.0.31; baaivision
 5623d08.
 """
 
+from typing import Any
+
 from vitconv.dialects._parts import BLOCK, together, zeroed
 from vitconv.layout.rule import Choice, Entry, Option, linear, norm, rule
 
@@ -85,6 +87,14 @@ def fused_qv() -> tuple[Entry, ...]:
     )
 
 
+_WITH_KEYS = (
+    *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
+    *rule(BLOCK + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a"),
+)
+_MIXED = rule("rope.freqs: 2 * h f2", "blocks.{i}.attn.rope: 2 h f2")
+_EITHER_SIDE: dict[str, Any] = {"position": "rope", "rope_order": ("rows", "columns")}
+
+
 def attention(**rotary_only: tuple[str, ...]) -> Choice:
     """Build the projections of q, k and v as timm's Eva has them; `rotary_only` is what AttentionRope goes with."""
     return Choice(
@@ -104,16 +114,12 @@ def attention(**rotary_only: tuple[str, ...]) -> Choice:
                     ),
                 ),
             ),
-            # With a table beside it the keys are those of DeiT-III.
+            Option("AttentionRope", _WITH_KEYS, only=rotary_only, implies=_EITHER_SIDE),
+            # With a table beside it the keys are those of DeiT-III, unless frequencies are there.
             Option(
-                "AttentionRope",
-                (
-                    *rule(BLOCK + "attn.qkv.weight: (* a) d", "blocks.{i}.attn.{q,k,v}.weight: a d"),
-                    *rule(BLOCK + "attn.qkv.bias: (* a)", "blocks.{i}.attn.{q,k,v}.bias: a"),
-                ),
-                only=rotary_only,
-                read_only=True,
+                "AttentionRope+mixed", (*_WITH_KEYS, *_MIXED), implies=_EITHER_SIDE | {"rope_layout": "interleaved"}
             ),
+            Option("AttentionRope+table", _WITH_KEYS, implies=_EITHER_SIDE, asked=True),
         ),
     )
 

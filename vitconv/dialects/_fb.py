@@ -6,7 +6,7 @@ Source: facebookresearch/dino (vision_transformer.py), mae (models_mae.py), moco
 
 from vitconv.dialects._parts import BLOCK, PLAIN, fused, why
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Entry, Forbid, linear, norm, rule
+from vitconv.layout.rule import Doubt, Entry, Forbid, linear, norm, rule
 
 CLASS_AND_PATCHES = rule("pos_embed: 1 (1+n) d", "embed.pos_cls: d", "embed.pos: n d")
 CLASS = rule("cls_token: 1 1 d", "embed.cls: d")
@@ -43,6 +43,7 @@ def first(
     cannot: dict[str, str] | None = None,
     forbids: tuple[Forbid, ...] = (),
     under: str = "timm",
+    doubts: tuple[Doubt, ...] = (),
 ) -> Dialect:
     """Build the dialect of one of the authors' repositories."""
     return Dialect(
@@ -57,4 +58,5 @@ def first(
         cannot=CANNOT | (cannot or {}),
         equal=(("a", "d"),),
         under=under,
+        doubts=doubts,
     )

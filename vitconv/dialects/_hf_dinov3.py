@@ -5,7 +5,7 @@ projection has a bias of its own or none; the key has none by default. The gate 
 must then be silu.
 """
 
-from vitconv.dialects._parts import PLAIN, ones, why
+from vitconv.dialects._parts import PLAIN, ROWS_FIRST, ones, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, linear, norm, rule
 
@@ -19,7 +19,7 @@ def dinov3(name: str, title: str, source: str, block: str) -> Dialect:
         title=title,
         source=f"huggingface/transformers models/dinov3_vit/modeling_dinov3_vit.py, {source}",
         library="transformers",
-        implies=PLAIN | {"position": "rope", "rope_layout": "half", "rope_places": "separate"},
+        implies=PLAIN | ROWS_FIRST | {"position": "rope", "rope_layout": "half", "rope_places": "separate"},
         usual={"norm_eps": 1e-5, "final_norm_eps": 1e-5, "activation": "gelu", "rope_theta": 100.0},
         entries=(
             *rule("embeddings.cls_token: 1 1 d", "embed.cls: d"),

@@ -11,6 +11,8 @@ BLOCK = "blocks.{i}."
 ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
 # Positions that are added to the tokens as a table, or none: what a network without rotary positions computes.
 TABLE = ("learned", "sincos", "none")
+# Rotary positions whose places are numbered by rows and then columns, from 0.
+ROWS_FIRST: dict[str, Any] = {"rope_order": "rows", "rope_offset": 0.0}
 # What every plain network computes.
 PLAIN: dict[str, Any] = {
     "norm_placement": "pre",

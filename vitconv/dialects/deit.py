@@ -5,7 +5,7 @@ model answers with the mean of both heads. DeiT III adds no position to the clas
 """
 
 from vitconv.dialects._fb import CLASS, CLASS_AND_PATCHES, PATCH, blocks, first
-from vitconv.layout.rule import Choice, Option, linear, norm, rule
+from vitconv.layout.rule import Choice, Doubt, Option, linear, norm, rule
 
 _LS = ("blocks.{i}.ls1", "blocks.{i}.ls2")
 _DIST = ("embed.dist",)
@@ -51,4 +51,13 @@ DIALECT = first(
     author={"pooling": "token", "position": "learned", "position_resize": "bicubic"},
     # Without biases of q, k and v the keys of DeiT III are those of timm's Eva.
     under="timm-eva",
+    doubts=(
+        Doubt(
+            {},
+            needs=("embed.pos", "blocks.0.ls1", "blocks.0.attn.k.bias"),
+            without=("embed.pos_cls",),
+            note="read as DeiT III; timm's vit_*_rope_ape_* have the same keys, and turn queries and keys besides: if"
+            " it is one of those, say --from timm-eva --set from.attention=AttentionRope+table",
+        ),
+    ),
 )

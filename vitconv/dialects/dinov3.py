@@ -6,7 +6,7 @@ the two halves of a head.
 `bias_mask` is one, zero, one over q, k and v. `local_cls_norm` is used in training only.
 """
 
-from vitconv.dialects._parts import BLOCK, PLAIN, scaled, why
+from vitconv.dialects._parts import BLOCK, PLAIN, ROWS_FIRST, scaled, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
 
@@ -25,7 +25,7 @@ DIALECT = Dialect(
     title="DINOv3 of facebookresearch",
     source="facebookresearch/dinov3 dinov3/models/vision_transformer.py, 6876159",
     library="dinov3",
-    implies=PLAIN | {"position": "rope", "rope_layout": "half", "rope_places": ("separate", "min", "max")},
+    implies=PLAIN | ROWS_FIRST | {"position": "rope", "rope_layout": "half", "rope_places": ("separate", "min", "max")},
     author={
         "norm_eps": 1e-5,
         "final_norm_eps": 1e-5,

@@ -6,7 +6,7 @@ are those of timm's Eva.
 """
 
 from vitconv.dialects._eva import QV, block, stem
-from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
+from vitconv.dialects._parts import BLOCK, PLAIN, ROWS_FIRST, TABLE, why
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Forbid, Option, const, linear, norm, rule
 
@@ -25,7 +25,7 @@ DIALECT = Dialect(
     title="EVA-02 of baaivision",
     source="baaivision/EVA EVA-02/asuka/modeling_finetune.py, 5623d08",
     library="eva",
-    implies=PLAIN | {"position": (*TABLE, "rope"), "rope_layout": "interleaved", "rope_theta": 1e4},
+    implies=PLAIN | ROWS_FIRST | {"position": (*TABLE, "rope"), "rope_layout": "interleaved", "rope_theta": 1e4},
     author={"norm_eps": 1e-6, "final_norm_eps": 1e-6},
     entries=(
         *stem(),

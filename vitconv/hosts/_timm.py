@@ -26,6 +26,7 @@ class Family:
         positions: facts of positions, grid and image size, of a live network.
         rebuild: makes anew the tables that it holds in float32 and does not store.
         axes: sizes that its tensors do not say, of a live network.
+        choices: options of its layout that its tensors do not say, of a live network.
     """
 
     modules: tuple[str, ...]
@@ -34,6 +35,7 @@ class Family:
     positions: Callable[[Any], dict[str, Any]]
     rebuild: Rebuild | None = None
     axes: Callable[[Any], dict[str, int]] = lambda _net: {}
+    choices: Callable[[Any], dict[str, str]] = lambda _net: {}
 
 
 def _fixed(net: Any) -> dict[str, Any]:
@@ -67,23 +69,38 @@ def _flexible(net: Any) -> dict[str, Any]:
 
 
 def rotary(rope: Any, grid: tuple[int, int]) -> dict[str, Any]:
-    """Return the facts of rotary positions, of the kinds that have a counterpart: EVA-02's and DINOv3's.
+    """Return the facts of rotary positions, of the kinds that have a counterpart: EVA-02's, DINOv3's, RoPE-ViT's.
 
     Raises:
         Refused: it turns queries and keys in another way.
     """
     if rope is None:
         return {}
-    kinds = {"RotaryEmbeddingCat": "interleaved", "RotaryEmbeddingDinoV3": "half"}
+    kinds = {
+        "RotaryEmbeddingCat": "interleaved",
+        "RotaryEmbeddingDinoV3": "half",
+        "RotaryEmbeddingMixed": "interleaved",
+    }
     layout, half = kinds.get(type(rope).__name__), getattr(rope, "rotate_half", False)
     if layout is None or half != (layout == "half"):
-        raise Refused(f"timm's {type(rope).__name__} is not known here, only the rotary positions of EVA-02 and DINOv3")
-    plain = rope.grid_indexing == "ij" and not rope.grid_offset
-    if not plain:
-        how = f"numbered {rope.grid_indexing} from {rope.grid_offset:g}"
-        raise Refused(f"rotary positions with places {how} have no counterpart here, only ij from 0")
+        raise Refused(
+            f"timm's {type(rope).__name__} is not known here, only the rotary positions of EVA-02, DINOv3 and RoPE-ViT"
+        )
+    offset, rows_first = getattr(rope, "grid_offset", 0.0), rope.grid_indexing == "ij"
+    if layout == "half" and not (rows_first and not offset):
+        how = f"numbered {rope.grid_indexing} from {offset:g}"
+        raise Refused(f"rotary positions of DINOv3's kind with places {how} have no counterpart here, only ij from 0")
     facts: dict[str, Any] = {"position": "rope", "rope_layout": layout, "rope_theta": float(rope.temperature)}
-    return facts | ({"rope_reference": tuple(rope.ref_feat_shape or grid)} if layout == "interleaved" else {})
+    facts["rope_order"] = "rows" if rows_first else "columns"
+    if type(rope).__name__ != "RotaryEmbeddingCat":
+        return facts
+    reference = rope.ref_feat_shape or (grid if rows_first and not offset else None)
+    return facts | {"rope_offset": offset} | ({} if reference is None else {"rope_reference": tuple(reference)})
+
+
+def _beside_a_table(net: Any) -> dict[str, str]:
+    own = type(net.blocks[0].attn).__name__ == "AttentionRope" and type(net.rope).__name__ == "RotaryEmbeddingCat"
+    return {"attention": "AttentionRope+table"} if own and net.pos_embed is not None else {}
 
 
 def _patch(net: Any) -> dict[str, int]:
@@ -98,7 +115,7 @@ def _tables_again(module: nn.Module) -> None:
 
 FAMILIES = (
     Family(("timm.models.vision_transformer", "timm.models.deit"), "VisionTransformer", ("timm",), _fixed),
-    Family(("timm.models.eva",), "Eva", ("timm-eva", "timm"), _turning, _tables_again),
+    Family(("timm.models.eva",), "Eva", ("timm-eva", "timm"), _turning, _tables_again, choices=_beside_a_table),
     # With a table of positions alone the keys are those of an Eva, without biases those of a VisionTransformer.
     Family(("timm.models.beit",), "Beit", ("beit", "timm-eva", "timm"), _relative),
     Family(

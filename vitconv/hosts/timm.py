@@ -109,6 +109,9 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         return stages.describe(module, spec, kind)
     family = family_of(module)
     assert family is not None
+    block = type(net.blocks[0]).__name__
+    if "Parallel" in block:
+        raise Refused(f"timm's {block} has no counterpart here: its branches do not follow one another")
     places = locate(module, TABLE)
     blocks = [places[f"blocks.{i}"] for i in range(depth(places))]
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
@@ -125,6 +128,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         inputs=Inputs("images", (_channels(net), *(facts.image_size or (0, 0)))),
         run=in_float64(run, family.rebuild),
         axes=family.axes(net),
+        choices=family.choices(net),
     )
 
 
@@ -132,8 +136,9 @@ def _facts(
     net: Any, family: Family, places: dict[str, nn.Module], blocks: list[nn.Module], attentions: list[Any]
 ) -> Semantics:
     pooling = {"token": "token", "avg": "avg", "map": "map", "": "none"}.get(net.global_pool)
-    if pooling == "avg" and getattr(net, "pool_include_prefix", False):
-        pooling = "avg-prefix"
+    # Eva pools by attention over all tokens.
+    if getattr(net, "pool_include_prefix", type(net).__name__ == "Eva" and pooling == "map") and net.num_prefix_tokens:
+        pooling = {"avg": "avg-prefix", "map": "map-prefix"}.get(pooling or "", pooling)
     placement = common(_PLACEMENT.get(type(b).__name__) for b in blocks)
     return Semantics().replaced(
         {
@@ -145,10 +150,17 @@ def _facts(
             "attention_scale": common(scale_fact(a.scale, _head_width(a)) for a in attentions),
             "kv_normalised": True if placement is not None else None,
             "pooling": pooling,
+            "pool_heads": _pool_heads(net, attentions),
             **family.positions(net),
             **eps_facts(places),
         }
     )
+
+
+def _pool_heads(net: Any, attentions: list[Any]) -> int | None:
+    """Return the heads of an attention-pooling head that has other than the blocks."""
+    heads = getattr(getattr(net, "attn_pool", None), "num_heads", None)
+    return None if heads == common(a.num_heads for a in attentions) else heads
 
 
 def _head_width(attention: Any) -> int:

@@ -71,6 +71,8 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield "rel_pos", Slot(("l", "h"), "position", "relative position table that all blocks share")
     yield "rel_pos_cls", Slot(("3", "h"), "position", "relative position rows of the class token that all blocks share")
     yield "rope.periods", Slot(("f",), "rope", "periods of the rotary positions")
+    rope = "frequencies of rotary positions, of both sides for every head"
+    yield "blocks.{i}.attn.rope", Slot(("2", "h", "f2"), "rope.mixed", rope)
     yield from norm("trunk_norm", "norm of the trunk, ahead of a second final norm")
     yield from pair(
         "trunk_dense", "pool.dense", "layer with tanh on every token, ahead of the final norm", "d3 d", "d3"

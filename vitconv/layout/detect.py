@@ -127,6 +127,12 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
         lines.append(f"unknown here: {_list(m.unknown)}")
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
+    if not (m.unknown or m.missing or m.conflict):
+        for name, option in zip(m.variant.taken, m.variant.options, strict=True):
+            if option.asked:
+                lines.append(
+                    f"it fits, but no shape tells so: say --set from.{name}={option.name} if that is what it is"
+                )
     if m.unknown and not m.missing and not m.conflict:
         stems = {b.key.partition(f".{b.layer}.")[0] for b in m.bound if b.layer is not None}
         inside = [k for k in m.unknown if any(k.startswith(f"{stem}.") for stem in stems)]

@@ -18,7 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm_placement": ("pre", "post", "deepnorm", "res-post"),
     "norm_kind": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
-    "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "none"),
+    "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "map-prefix", "none"),
     "position": ("learned", "sincos", "rope", "relative", "none"),
     # The tables that vitconv.layout.sincos makes.
     "sincos_rule": ("mae", "moco-v3", "big-vision"),
@@ -35,6 +35,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     # The focused ones are the formulations of vitconv.kernels.focused.variants; focused-linear leaves open which.
     "attention_precision": ("float64", "float32"),
     "rope_layout": ("half", "interleaved"),
+    "rope_order": ("rows", "columns"),
     "rope_places": ("separate", "min", "max"),
     "rope_precision": ("float64", "float32", "float32-frequencies", "bfloat16"),
     "attention": (
@@ -68,8 +69,10 @@ class Semantics:
     `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
     its height where `window_width` says another width. `window_rule` says whose windows they are where codebases part:
     one window covers just one side of a map, or windows do not tile it. `sincos_rule` says which sines and cosines a
-    network adds that stores no table of them. `rope_places` is the length that places are divided by: each side of the
-    grid its own, or the shorter or the longer for both. `rope_precision` and `attention_precision` are the dtypes that
+    network adds that stores no table of them. `pool_heads` are those of an attention-pooling head that has
+    other than the blocks. `rope_order` is the side whose places turn the first half of a head, `rope_offset` the number
+    of the first place, `rope_places` the length that places are divided by: each side of the grid its own, or the
+    shorter or the longer for both. `rope_precision` and `attention_precision` are the dtypes that
     rotary positions, and logits with their softmax, are computed in, where it is not the stream's: some code rounds
     there whatever the network is in.
     """
@@ -88,11 +91,14 @@ class Semantics:
     attention_precision: str | None = None
     kv_normalised: bool | None = None
     pooling: str | None = None
+    pool_heads: int | None = None
     position: str | None = None
     position_resize: str | None = None
     sincos_rule: str | None = None
     rope_theta: float | None = None
     rope_layout: str | None = None
+    rope_order: str | None = None
+    rope_offset: float | None = None
     rope_reference: tuple[int, int] | None = None
     rope_places: str | None = None
     rope_precision: str | None = None

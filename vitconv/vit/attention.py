@@ -65,6 +65,7 @@ class Attention(nn.Module):
             nn.Parameter(torch.zeros(rows, config.heads)) if config.relative and not config.relative_shared else None
             for rows in (config.relative, 3)
         )
+        self.rope = nn.Parameter(torch.zeros(2, config.heads, e // 2)) if config.mixed else None
         self.scale = e**-0.5 if facts.attention_scale is None else facts.attention_scale
         self.rounded = facts.attention_precision == "float32"
         self.q = nn.Linear(d, a, bias=config.q_bias)

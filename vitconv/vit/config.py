@@ -20,9 +20,9 @@ class ViTConfig:
     Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0:
     no table), `rows` and `columns` those of a table that is a sum of two, `registers` r, `classes` o (0: no head),
     `pool_dense` the width after the pooler (0: none). A flag says that the tensors of that name exist. `relative`
-    counts the rows of the table of relative positions, `periods` the stored periods of rotary positions; `pool_map` and
-    `pool_mlp` are the widths of an attention-pooling head. `inert` are tensors that training alone uses, such as a
-    decoder.
+    counts the rows of the table of relative positions, `periods` the stored periods of rotary positions; with
+    `mixed` every block has frequencies of its own. `pool_map` and `pool_mlp` are the widths of an attention-pooling
+    head. `inert` are tensors that training alone uses, such as a decoder.
 
     `facts` holds what no tensor says; use `config_from_shapes` to have it checked
     for completeness.
@@ -71,6 +71,7 @@ class ViTConfig:
     relative: int = 0
     relative_shared: bool = False
     periods: int = 0
+    mixed: bool = False
     norm_cls: bool = False
     pixel_norm: bool = False
     patch_norm: bool = False
@@ -157,6 +158,7 @@ _NEEDED = {
     "position": "how positions enter, which no table of them says",
     "sincos_rule": "which sines and cosines the positions are, since there is no table of them",
     "rope_layout": "which components of a head a rotary position turns together",
+    "rope_order": "the side whose places turn the first half of a head",
     "rope_reference": "the grid that the places of interleaved rotary positions are numbered in",
     "focusing_factor": "the power of focused linear attention",
 }
@@ -165,7 +167,7 @@ _EXAMPLE = {
     "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
     "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
     "position": "none", "sincos_rule": "big-vision", "focusing_factor": "3",
-    "rope_layout": "half", "rope_reference": "16x16",
+    "rope_layout": "half", "rope_order": "rows", "rope_reference": "16x16",
 }  # fmt: skip
 
 
@@ -202,7 +204,10 @@ def _proven(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], 
         more["heads"] = table[1]
     if "rope.periods" in shapes:
         more |= {"heads": shapes["blocks.0.attn.q.weight"][0] // (4 * shapes["rope.periods"][0]), "position": "rope"}
-    if "pool.probe" in shapes:
+    own = shapes.get("blocks.0.attn.rope")
+    if own is not None:
+        more |= {"heads": own[1], "position": "rope", "rope_layout": "interleaved"}
+    if "pool.probe" in shapes and not (sizes["cls"] or sizes["registers"]):
         more["pooling"] = "map"
     if facts.norm_placement in ("post", "deepnorm", "res-post"):
         # Without a norm on the way into attention the question does not arise.
@@ -222,7 +227,9 @@ def missing_facts(config: ViTConfig) -> list[str]:
         "position": (not (config.tabled or config.relative) and config.channels > 0) or facts.rope_layout is not None,
         "sincos_rule": facts.position == "sincos" and not config.tabled and config.channels > 0,
         "rope_layout": facts.position == "rope",
-        "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved",
+        # Networks with a bias of keys number either side first, and need no reference.
+        "rope_order": facts.position == "rope" and facts.rope_layout == "interleaved" and config.k_bias,
+        "rope_reference": facts.position == "rope" and facts.rope_layout == "interleaved" and not config.k_bias,
         "focusing_factor": facts.attention in FOCUSED,
     }
     return [name for name in _NEEDED if needed.get(name, True) and getattr(facts, name) is None]
@@ -253,7 +260,7 @@ def _check_computable(config: ViTConfig) -> None:
         wrong.append("a table of relative positions is for one class token and the patches")
     if facts.position == "rope" and config.head_width % 4:
         wrong.append(f"rotary positions turn quarters of a head, and heads are {config.head_width} wide")
-    if (facts.pooling == "map") != (config.pool_map > 0):
+    if (facts.pooling in ("map", "map-prefix")) != (config.pool_map > 0):
         wrong.append(
             f"pooling={facts.pooling}, and there is {'an' if config.pool_map else 'no'} attention-pooling head"
         )

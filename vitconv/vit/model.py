@@ -17,13 +17,15 @@ from vitconv.vit.block import Block
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.embed import Embed
 from vitconv.vit.norm import Norm
-from vitconv.vit.positions import Rope, relative_bias
+from vitconv.vit.positions import Turn, relative_bias
+from vitconv.vit.turns import mixed, rope_of
 
 
 class Pool(nn.Module):
     """Reduce the stream to what the head sees: pick or average tokens, then norm and dense, if present.
 
-    map: the answer of an attention-pooling head to its probe (Zhai et al., 2022). token: the class token. avg: the mean
+    map: the answer of an attention-pooling head to its probe (Zhai et al., 2022), over the patches, or over all tokens
+    (map-prefix). token: the class token. avg: the mean
     over the patches. avg-prefix: the mean over all tokens. none: the stream. The dense layer is followed by tanh, as
     BERT's pooler is.
     """
@@ -37,7 +39,7 @@ class Pool(nn.Module):
         self.dense = nn.Linear(d, config.pool_dense) if config.pool_dense else None
         if config.pool_map:
             u, w = config.pool_map, config.pool_mlp
-            self.heads, self.act = config.heads, activation(facts.activation or "")
+            self.heads, self.act = facts.pool_heads or config.heads, activation(facts.activation or "")
             self.probe = nn.Parameter(torch.zeros(d))
             self.q, self.k, self.v = (nn.Linear(d, u) for _ in range(3))
             self.out = nn.Linear(u, d)
@@ -52,8 +54,8 @@ class Pool(nn.Module):
             x = x[:, self.prefix :].mean(1)
         elif self.kind == "avg-prefix":
             x = x.mean(1)
-        elif self.kind == "map":
-            x = self._attended(x[:, self.prefix :])
+        elif self.kind in ("map", "map-prefix"):
+            x = self._attended(x[:, self.prefix if self.kind == "map" else 0 :])
         x = self.norm(x)
         return x if self.dense is None else self.dense(x).tanh()
 
@@ -90,7 +92,7 @@ class ViT(nn.Module):
         self.trunk_dense = nn.Linear(d, d) if config.trunk_dense else None
         self.norm = norm(config.norm, facts.final_norm_eps)
         self.norm_cls = norm(True, facts.final_norm_eps) if config.norm_cls else None
-        self.rope = Rope(config) if facts.position == "rope" else None
+        self.rope = rope_of(config)
         shared = config.relative if config.relative_shared else 0
         self.rel_pos, self.rel_pos_cls = (
             nn.Parameter(torch.zeros(rows, config.heads)) if shared else None for rows in (shared, 3)
@@ -121,7 +123,8 @@ class ViT(nn.Module):
                 turn = self.rope(grid, x)
             for block in self.blocks:
                 bias = self._bias(block, grid)
-                x = block(x) if turn is None and bias is None else block(x, turn, bias)
+                own = self._turn(block, grid) if turn is None else turn
+                x = block(x) if own is None and bias is None else block(x, own, bias)
             x = self.normed(x)
             pooled = self.pool(x)
             if self.head is None:
@@ -134,6 +137,11 @@ class ViT(nn.Module):
         if table is None:
             table, rows = getattr(block.attn, "rel_pos", None), getattr(block.attn, "rel_pos_cls", None)
         return None if table is None or rows is None else relative_bias(table, rows, grid)
+
+    def _turn(self, block: nn.Module, grid: tuple[int, int]) -> Turn | None:
+        frequencies = getattr(block.attn, "rope", None)
+        columns_first = self.config.facts.rope_order == "columns"
+        return None if frequencies is None else mixed(frequencies, grid, columns_first)
 
     def normed(self, x: Tensor) -> Tensor:
         """Map the stream after the last block, x: [b t d], float, to what is pooled, [b t d]."""

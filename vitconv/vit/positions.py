@@ -69,9 +69,9 @@ class Rope(nn.Module):
 
 
 def turned(x: Tensor, turn: Turn, half: bool) -> Tensor:
-    """Turn x: [b h t e] by cosines and sines of its last n tokens; the tokens before them stay."""
+    """Turn x: [b h t e] by cosines and sines, [n e] or [h n e], of its last n tokens; the tokens before them stay."""
     cos, sin = turn
-    still, moved = x[:, :, : -len(cos)], x[:, :, -len(cos) :]
+    still, moved = x[:, :, : -cos.shape[-2]], x[:, :, -cos.shape[-2] :]
     if half:
         a, b = moved.chunk(2, -1)
         aside = torch.cat([-b, a], -1)

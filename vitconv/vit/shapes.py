@@ -77,6 +77,7 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "relative": shapes.get("rel_pos", shapes.get(f"{_BLOCK}attn.rel_pos", (0,)))[0],
         "relative_shared": has("rel_pos"),
         "periods": shapes.get("rope.periods", (0,))[0],
+        "mixed": has(f"{_BLOCK}attn.rope"),
         "norm_cls": has("norm_cls.weight"),
         "pixel_norm": has("embed.pixel_norm.weight"),
         "patch_norm": has("embed.patch_norm.weight"),
@@ -141,6 +142,8 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         put(own, f"{block}.attn.rel_pos", own, config.heads if own else 0)
         put(own, f"{block}.attn.rel_pos_cls", 3, config.heads if own else 0)
         put(config.k_masked, f"{block}.attn.k_masked", a)
+        if config.mixed:
+            out[f"{block}.attn.rope"] = (2, config.heads, config.head_width // 2)
         norm(f"{block}.attn.norm", a, config.attn_norm)
         linear(f"{block}.attn.out", d, a, config.out_bias)
         put(config.layer_scale, f"{block}.ls1", d)

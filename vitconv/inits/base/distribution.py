@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType
 
 from vitconv.inits.base.fans import Fans
-from vitconv.inits.base.sincos import Periods, Table
+from vitconv.inits.base.sincos import Frequencies, Periods, Table
 
 _ROOT_2PI = math.sqrt(2.0 * math.pi)
 
@@ -46,7 +46,7 @@ class Distribution:
     low: float = -math.inf
     high: float = math.inf
     text: str = ""
-    table: Table | Periods | None = None
+    table: Table | Periods | Frequencies | None = None
 
     @property
     def mean(self) -> float:
@@ -103,7 +103,7 @@ class Distribution:
         return (self.high - self.centre) / self.sigma
 
     @property
-    def _known(self) -> Table | Periods:
+    def _known(self) -> Table | Periods | Frequencies:
         assert self.table is not None
         return self.table
 
@@ -149,7 +149,7 @@ def uniform(bound: float, text: str = "") -> Distribution:
     return Distribution("uniform", low=-bound, high=bound, text=text or f"U(±{bound:.4g})")
 
 
-def fixed(table: Table | Periods) -> Distribution:
+def fixed(table: Table | Periods | Frequencies) -> Distribution:
     """Return a fixed table."""
     low, high = (1.0, table.theta) if isinstance(table, Periods) else (-1.0, 1.0)
     return Distribution("table", low=low, high=high, text=table.text, table=table)

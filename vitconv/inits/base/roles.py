@@ -17,7 +17,7 @@ from vitconv.inits.base.distribution import (
     xavier_uniform,
 )
 from vitconv.inits.base.fans import Fans, flat_fans, fused_fans, linear_fans
-from vitconv.inits.base.sincos import Periods, Table
+from vitconv.inits.base.sincos import Frequencies, Periods, Table
 
 Value = Distribution | Callable[[Site], Distribution]
 
@@ -78,6 +78,7 @@ def table(
         "decoder.weight": linear,
         "decoder.bias": bias,
         "rope": periods,
+        "rope.mixed": frequencies,
         # What only networks of stages have. Swin-v2's scale of the logits starts at ln 10.
         "merge.weight": linear,
         "cpb.weight": linear,
@@ -140,6 +141,12 @@ def periods(site: Site) -> Distribution:
     """Return the periods of a rotary embedding, which no seed changes."""
     theta = site.arch.facts.rope_theta
     return fixed(Periods(100.0 if theta is None else theta, site.shape[-1]))
+
+
+def frequencies(site: Site) -> Distribution:
+    """Return the frequencies of rotary positions that are trained, as they start without a turn of their own."""
+    theta = site.arch.facts.rope_theta
+    return fixed(Frequencies(10.0 if theta is None else theta, *site.shape[1:]))
 
 
 def by_width(site: Site) -> Distribution:

@@ -95,8 +95,45 @@ class Periods:
         return (self.theta ** (torch.arange(self.count, dtype=torch.float64) / self.count)).float()
 
 
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """The frequencies [2 h f] of rotary positions that are trained: theta^(-k/(f/2)) of either side, zero of the other.
+
+    Source: timm/layers/pos_embed_sincos.py, `init_random_2d_freqs` with rotate=False, 1.0.31.
+    """
+
+    theta: float
+    heads: int
+    count: int
+
+    @property
+    def text(self) -> str:
+        """Return what it is in words."""
+        return f"frequencies {self.theta:g}^(-k/{self.count // 2}) along each side"
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of all values."""
+        return _moments(self)[0]
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation."""
+        return _moments(self)[1]
+
+    def values(self) -> Tensor:
+        """Return the frequencies: [2 h f], float32, worked out in float64."""
+        import torch
+
+        half = self.count // 2
+        steps = self.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        nothing = torch.zeros_like(steps)
+        both = torch.stack([torch.cat([steps, nothing]), torch.cat([nothing, steps])])
+        return both[:, None].expand(2, self.heads, self.count).float().clone()
+
+
 @cache
-def _moments(table: Table | Periods) -> tuple[float, float]:
+def _moments(table: Table | Periods | Frequencies) -> tuple[float, float]:
     values = table.values().double()
     mean = float(values.mean())
     return mean, math.sqrt(float(values.square().mean()) - mean * mean)
