@@ -12,7 +12,7 @@ from typing import Any
 from vitconv.bench.experiments.__main__ import read
 from vitconv.bench.experiments.cell import Cell
 from vitconv.bench.experiments.studies import DEPTHS, PLACEMENTS, STUDIES
-from vitconv.bench.experiments.words import CAUSE, GATES, HEAD, LIMITS, ORDER, PLACEMENT, REPORT, SEEN
+from vitconv.bench.experiments.words import CAUSE, GATES, HEAD, LIMITS, PLACEMENT, REPORT, SEEN
 
 # A stream this many times its start has grown out of proportion; a loss above this is that of guessing.
 BLOWN = 100.0
@@ -124,6 +124,12 @@ class Outcome:
     result: Result
     after: str
 
+    @property
+    def told(self) -> str:
+        """Return what came after, and how it went with warm-up where only the run without it trained."""
+        other = self.after == "trains" and self.result.verdict != "trains"
+        return self.after + (f" (with warm-up: {self.result.verdict})" if other else "")
+
 
 def placement_outcomes(found: Iterable[Result]) -> list[Outcome]:
     """Join the runs of one network with and without warm-up; what lacks one of them is left out."""
@@ -161,7 +167,7 @@ def _placement_table(found: list[Result], outcomes: list[Outcome]) -> str:
                     continue
                 r = o.result
                 others = [p for p in outcomes if (p.variant, p.depth) == (variant, depth) and p.result.cell.seed]
-                after = f"**{o.after}**" + "".join(f"; seed {p.result.cell.seed}: {p.after}" for p in others)
+                after = f"**{o.told}**" + "".join(f"; seed {p.result.cell.seed}: {p.told}" for p in others)
                 stream = " ".join(f"{x:.2g}" for x in r.checks["stream"])
                 without = _loss(cold[variant, depth].training)
                 rows.append(
@@ -302,7 +308,8 @@ def _powers(found: list[Result]) -> dict[str, str]:
         "right_high": f"{max(values[False], default=0):.2f}",
         "right_all": f"{sum(r.collapsed for r in found if not raw(r))} of {sum(not raw(r) for r in found)}",
         "right_stuck": ", ".join(
-            f"{r.cell.variant} (seed {r.cell.seed}, stream at most {r.training['stream_largest']:.2g})"
+            f"{r.cell.variant} ({r.cell.depth} blocks, lr {r.cell.lr:g}, seed {r.cell.seed},"
+            f" stream at most {r.training['stream_largest']:.2g})"
             for r in found
             if not raw(r) and r.outcome == "stuck"
         )
@@ -316,6 +323,7 @@ def _factors(found: list[Result]) -> dict[str, str]:
         some = [r for r in found if r.cell.variant == name and r.cell.depth == 12 and r.cell.lr == 4e-3]
         runs = [
             f"{r.training['accuracy']:.2f} and {r.training['stream_largest']:.2g}"
+            + (f" ({r.cell.precision})" if r.cell.precision != "fp32" else "")
             + (f" ({r.outcome})" if r.outcome != "held" else "")
             for r in some
         ]
@@ -325,7 +333,7 @@ def _factors(found: list[Result]) -> dict[str, str]:
 
 
 def _run(all_found: dict[str, list[Result]]) -> str:
-    lines = ["## What was run", "", ORDER.strip(), ""]
+    lines = ["## What was run", ""]
     for study, found in all_found.items():
         planned = STUDIES[study]()
         seconds = sum(r.training["seconds"] for r in found)
