@@ -48,7 +48,7 @@ def first(
     reasons: dict[str, Refused] = {}
     for name in dialects:
         try:
-            found = prepare(src, replace(order, to=name))
+            found = prepare(src, _opened(name, order))
         except Refused as error:
             if str(error) in map(str, reasons.values()):
                 # Of the source, whatever the target.
@@ -62,7 +62,7 @@ def first(
         own = source.name.removesuffix("-5")
         if own != name and own in dialects and source.library == load(DIALECTS, name).library:
             found.close()
-            return prepare(src, replace(order, to=own))
+            return prepare(src, _opened(own, order))
         return found
     kin = {n: e for n, e in reasons.items() if "their networks are not built alike" not in str(e)} or reasons
     usual, *others = kin
@@ -71,6 +71,13 @@ def first(
         text = "\n".join([str(kin[usual]), "nor do the other layouts of timm have it:", *lines])
         raise type(kin[usual])(text)
     raise kin[usual]
+
+
+def _opened(name: str, order: Order) -> Order:
+    """Return the order for a layout, without the buffers that its library makes and opens no file with."""
+    has = any(c.name == "buffers" for c in load(DIALECTS, name).choices)
+    choices = {"buffers": "left-out", **order.choices} if has else order.choices
+    return replace(order, to=name, choices=choices)
 
 
 def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Sequence[str]) -> Prepared | None:
@@ -82,7 +89,7 @@ def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Seq
 
     for name in dialects:
         try:
-            found = prepare(src, replace(order, to=name, residue=file))
+            found = prepare(src, replace(_opened(name, order), residue=file))
         except Refused:
             continue
         kept = tuple(c.name for c in found.plan.residue)
