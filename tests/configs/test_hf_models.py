@@ -26,6 +26,7 @@ KIND_OF = {
     "dinov2_with_registers": "Dinov2WithRegisters",
     "dinov3_vit": "DINOv3ViT",
     "vit_mae": "ViTMAE",
+    "vit_msn": "ViTMSN",
     "beit": "Beit",
     "ijepa": "IJepa",
     "clip_vision_model": "CLIPVision",

@@ -51,6 +51,10 @@ def read(raw: Any, where: str) -> Found:
     if hf_models.tower(raw, where)[0] in hf_models.KINDS:
         return hf_models.read(raw, where)
     if kind not in MODEL_TYPES:
+        # A larger model, as LLaVA or Depth Anything: its vision network has a configuration of its own inside.
+        parts = [key for key, value in fields.raw.items() if isinstance(value, Mapping) and _known(value)]
+        if len(parts) == 1:
+            return read(fields.raw[parts[0]], f"{where}: {parts[0]}")
         what = f"model_type {kind!r} is not one that is read ({', '.join((*MODEL_TYPES, *hf_models.KINDS))})"
         return Found(notes=(f"{where}: {what}; nothing taken from it",))
 
@@ -112,6 +116,12 @@ def read(raw: Any, where: str) -> Found:
         extra["labels"] = labels
     source = f"{where} (transformers {kind})"
     return Found(facts, sizes, extra, (source,), tuple(notes), tuple(refusals))
+
+
+def _known(raw: Mapping[str, Any]) -> bool:
+    from vitconv.configs import hf_models
+
+    return raw.get("model_type") in (*MODEL_TYPES, *hf_models.KINDS, "swin", "swinv2")
 
 
 def _labels(fields: Fields) -> tuple[int, tuple[str, ...]]:

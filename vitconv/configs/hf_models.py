@@ -1,7 +1,7 @@
 """Read config.json of transformers' other plain vision transformers, and what each of them takes when it is silent.
 
-Source: huggingface/transformers, models/{dinov2,dinov2_with_registers,dinov3_vit,vit_mae,beit,ijepa,clip,siglip,
-siglip2}, configuration_*.py, 5.24.0 (the same defaults in 4.57.3).
+Source: huggingface/transformers, models/{dinov2,dinov2_with_registers,dinov3_vit,vit_mae,vit_msn,beit,ijepa,clip,
+siglip,siglip2}, configuration_*.py, 5.24.0 (the same defaults in 4.57.3).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "dinov2_with_registers": Kind(eps=1e-6, resize="bicubic-antialias", pooling="token"),
         "dinov3_vit": Kind(width=384, heads=6, eps=1e-5, position="rope", resize=None, pooling="token", facts=_ROPE),
         "vit_mae": Kind(position="sincos", pooling="none"),
+        "vit_msn": Kind(eps=1e-6, pooling="token"),
         "beit": Kind(position="relative", resize=None),
         "ijepa": Kind(position="sincos"),
         "clip_vision_model": Kind(patch=32, eps=1e-5, act="quick_gelu", pooling="token"),

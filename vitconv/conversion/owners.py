@@ -85,7 +85,7 @@ def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Seq
 
     Returns None where something else would be kept: a part of the function is never set aside unasked.
     """
-    from vitconv.conversion.prepare import prepare
+    from vitconv.conversion.prepare import prepare, unclaimed
 
     for name in dialects:
         try:
@@ -93,7 +93,9 @@ def with_training_parts(src: str | Path, file: Path, order: Order, dialects: Seq
         except Refused:
             continue
         kept = tuple(c.name for c in found.plan.residue)
-        if kept and all(_TRAINING.match(n) for n in kept) and _fits(found, name):
+        # A second network is left to the refusal that names it: the residue would keep it, and here nothing does.
+        alone = not unclaimed(found.source, order.drop)
+        if alone and kept and all(_TRAINING.match(n) for n in kept) and _fits(found, name):
             briefly = dict.fromkeys(n if n.startswith("embed.") else f"{n.partition('.')[0]}.*" for n in kept)
             said = f"{file} keeps what only training uses: {', '.join(briefly)}; --restore puts it back"
             # A text tower is left aside as ever, not kept.

@@ -248,8 +248,13 @@ def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
         name = p.target.variant.dialect.name
         lines = explain_residue(p.target.variant.dialect, tuple(c.name for c in kept))
         lost.append(f"{name} has no place for {len(kept)} tensors, which would be lost:\n  " + "\n  ".join(lines))
-        hints += [h for x, h in HINTS.items() if any(fnmatch.fnmatch(template_of(c.name), x) for c in kept)]
-    if beside := _unclaimed(source, order):
+        hints += [
+            h
+            for x, h in HINTS.items()
+            if any(fnmatch.fnmatch(template_of(c.name), x) for c in kept)
+            and (x != "pool.dense.*" or "head.weight" in p.network.cells)
+        ]
+    if order.residue is None and (beside := unclaimed(source, order.drop)):
         lost.append(beside)
         hints.append("--branch NAME says which part is meant")
     if lost:
@@ -257,10 +262,10 @@ def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
     return dropped
 
 
-def _unclaimed(source: Recognised, order: Order) -> str:
+def unclaimed(source: Recognised, drop: Sequence[str]) -> str:
     """Say what is left out beside the network without anybody's consent, in words; "" when nothing is."""
-    lost = [key for key in source.branch.unclaimed if not any(_fits(x, key) for x in order.drop)]
-    if not lost or order.residue is not None:
+    lost = [key for key in source.branch.unclaimed if not any(_fits(x, key) for x in drop)]
+    if not lost:
         return ""
     count = f"{len(source.stored)} of {len(source.stored) + len(source.branch.left)} tensors are read"
     return f"{len(lost)} tensors beside the network ({source.branch.name}: {count}) would be lost:\n  " + ", ".join(

@@ -14,11 +14,14 @@ _SCALE = re.compile(r"(?P<stem>(?:.*\.)?ls_?[12])\.(?P<end>weight|grandma)")
 # TensorFlow's names of a norm's weight and bias.
 _NORM = re.compile(r"(?P<stem>(?:.*\.)?\w*(?:norm|ln)\w*)\.(?P<end>gamma|beta)", re.IGNORECASE)
 _USUAL = {"gamma": "weight", "beta": "bias"}
+# transformers 5 writes the blocks of a ViTMSN with a classifier beside the `vit.` that holds them (5.24.0).
+_OUTSIDE = re.compile(r"encoder\.layer\.\d+\..*")
+_INSIDE = "vit.embeddings.patch_embeddings.projection.weight"
 
 
 def respelled(branch: Branch) -> Branch:
-    """Return the branch with LayerScale called gamma, and the two of a norm weight and bias."""
-    names = {**_scales(branch.tensors), **_norms(branch.tensors)}
+    """Return the branch with LayerScale called gamma, a norm's two weight and bias, and blocks in their network."""
+    names = {**_scales(branch.tensors), **_norms(branch.tensors), **_blocks(branch.tensors)}
     if not names or len({names.get(key, key) for key in branch.tensors}) < len(branch.tensors):
         return branch
     said = ", ".join(f"{key} is read as {names[key]}" for key in _kinds(names))
@@ -38,6 +41,12 @@ def _norms(keys: Mapping[str, object]) -> dict[str, str]:
     found = {key: m for key in keys if (m := _NORM.fullmatch(key))}
     both = {m["stem"] for m in found.values() if m["end"] == "beta"}
     return {key: f"{m['stem']}.{_USUAL[m['end']]}" for key, m in found.items() if m["stem"] in both}
+
+
+def _blocks(keys: Mapping[str, object]) -> dict[str, str]:
+    if _INSIDE not in keys or any(key.startswith("vit.encoder.") for key in keys):
+        return {}
+    return {key: f"vit.{key}" for key in keys if _OUTSIDE.fullmatch(key)}
 
 
 def _kinds(names: Mapping[str, str]) -> list[str]:
