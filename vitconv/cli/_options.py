@@ -53,5 +53,6 @@ report_option = click.option(
 
 def command_line() -> str:
     """Return what the user typed, as a shell takes it; "" when the command was not run by `vitconv`."""
-    arguments = click.get_current_context().find_root().obj
+    context = click.get_current_context(silent=True)
+    arguments = context.find_root().obj if context else None
     return shlex.join(["vitconv", *arguments]) if arguments else ""

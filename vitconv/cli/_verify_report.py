@@ -63,7 +63,7 @@ def junit(result: Result) -> Report:
 
 def save(result: Result, path: Path) -> None:
     """Write the report in the form that the file's suffix names."""
-    from vitconv.report import save as write
+    from vitconv.cli._output import save as write
 
     forms = {".json": machine, ".xml": junit}
     write(forms.get(path.suffix.lower(), full)(result), path)

@@ -46,7 +46,8 @@ def convert_command(
 ) -> None:
     """Convert fp32 timm checkpoints to xformers, whole process, against `cp` of the same file."""
     from vitconv.bench.convert import bench
-    from vitconv.report import Column, Report, Row, Section, deliver
+    from vitconv.cli._output import deliver
+    from vitconv.report import Column, Report, Row, Section
 
     columns = (
         Column("job", "job"),
@@ -110,7 +111,7 @@ def detection_command(
 ) -> None:
     """Plant every fault in timm networks and print which are seen and named; exit 1 when a target is missed."""
     from vitconv.bench.matrix import measure, plan, report
-    from vitconv.report import deliver
+    from vitconv.cli._output import deliver
 
     pieces = plan(
         quick=quick, digits=digits, only=only, precisions=precisions, half=half, pair_count=pairs, seeds=seeds
@@ -145,7 +146,8 @@ def verify_command(
 ) -> None:
     """Time each stage of a verification against the bare passes it makes, and the search for one fault."""
     from vitconv.bench.verify import bench
-    from vitconv.report import Column, Fact, Report, Row, Section, deliver
+    from vitconv.cli._output import deliver
+    from vitconv.report import Column, Fact, Report, Row, Section
 
     found = bench(model, options, eps, precisions)
     columns = (
@@ -188,7 +190,8 @@ def check_command(
 ) -> None:
     """Time the static checks against one forward and backward pass, and an audit against reading the file."""
     from vitconv.bench.check import bench, typical
-    from vitconv.report import Column, Fact, Report, Row, Section, deliver
+    from vitconv.cli._output import deliver
+    from vitconv.report import Column, Fact, Report, Row, Section
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         found = bench(size, file_size, Path(scratch), repeat)
@@ -236,8 +239,8 @@ def kernels_command(
 ) -> None:
     """Time the Triton kernels beside eager, torch.compile and Liger, correctness first; exit 1 when one is wrong."""
     from vitconv.bench.kernels import report, write
+    from vitconv.cli._output import deliver
     from vitconv.kernels.bench import run
-    from vitconv.report import deliver
 
     found = run(device, seconds=seconds, compiled=compiled)
     document = report(found)
@@ -266,7 +269,8 @@ def dialects_command(
 ) -> None:
     """Convert between layouts, whole process, against `cp` and the owning library's own loader."""
     from vitconv.bench.dialects import PATHS, bench
-    from vitconv.report import Column, Report, Row, Section, deliver
+    from vitconv.cli._output import deliver
+    from vitconv.report import Column, Report, Row, Section
 
     columns = (
         Column("job", "job"),

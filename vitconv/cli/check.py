@@ -52,7 +52,7 @@ def command(target: str, init_fn: str | None, report_path: Path | None, as_json:
 
     Exit codes: 0 ready or only warnings, 1 a finding of level error, 3 undecided: a check could not be run.
     """
-    from vitconv.report import emit, save
+    from vitconv.cli._output import emit, save
 
     if init_fn is not None:
         document, code = _coverage(target, init_fn, options)

@@ -106,10 +106,11 @@ def command(
     """
     from dataclasses import replace
 
+    from vitconv.cli._output import emit
     from vitconv.conversion.convert import convert, opened
     from vitconv.conversion.prepare import Order, prepare
     from vitconv.errors import UsageError
-    from vitconv.report import emit, progress_bar
+    from vitconv.report import progress_bar
 
     wishes, choices = wishes_from(**options)
     if adapter is not None:

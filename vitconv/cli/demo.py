@@ -25,8 +25,8 @@ def command(folder: Path | None, report_path: Path | None, as_json: bool) -> int
     Every step is proved bit by bit; each file is loaded strictly by its own library where that is installed, and run
     on images that were held out. The files stay in FOLDER when it is given.
     """
+    from vitconv.cli._output import deliver
     from vitconv.demo import demo
-    from vitconv.report import deliver
 
     def told(line: str) -> None:
         click.echo(f"... {line}", err=True)

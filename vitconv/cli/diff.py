@@ -43,10 +43,10 @@ def command(
 
     Exit codes: 0 the same bits, 1 they differ, 3 undecided.
     """
+    from vitconv.cli._output import deliver
     from vitconv.cli._wishes import wishes_from
     from vitconv.conversion.diff import diff
     from vitconv.conversion.recognise import recognise
-    from vitconv.report import deliver
 
     wishes_a, _ = wishes_from(from_a, set_a, (), branch_a, None, False)
     wishes_b, _ = wishes_from(from_b, set_b, (), branch_b, None, False)

@@ -54,11 +54,12 @@ def command(
 
     Exit codes: 0 done, 1 checkpoint not recognised, 3 refused: the scheme does not fit the architecture.
     """
+    from vitconv.cli._output import deliver
     from vitconv.cli._wishes import check_target_choices, wishes_from
     from vitconv.initialise.network import Job, options
     from vitconv.initialise.write import initialise
     from vitconv.registry import INITS, load
-    from vitconv.report import deliver, progress_bar
+    from vitconv.report import progress_bar
 
     # An unknown name is told before anything is written.
     other = load(INITS, beside) if beside else None

@@ -49,8 +49,8 @@ def command(
 
     Exit codes: 0 recognised, 1 not recognised, 3 ambiguous or refused.
     """
+    from vitconv.cli._output import emit
     from vitconv.conversion.inspect import inspect
-    from vitconv.report import emit
 
     wishes, target = wishes_from(**options)
     check_target_choices(target, None)

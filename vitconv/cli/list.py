@@ -9,8 +9,9 @@ from importlib.util import find_spec
 import click
 
 from vitconv.cli._options import json_option
+from vitconv.cli._output import emit
 from vitconv.registry import KINDS, Entry, entries
-from vitconv.report import Column, Report, Row, Section, emit
+from vitconv.report import Column, Report, Row, Section
 
 # Kinds that are one table in one module, and not a folder: the module, and the constant that maps names to
 # entries.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -194,12 +195,19 @@ def _say(message: str) -> None:
 def _answered(given: Sequence[str], message: str, code: int) -> int:
     """Give the error to a program that asked for JSON, too, and return the exit code."""
     if "--json" in given:
-        from vitconv.report import Report, Verdict, emit
+        from vitconv.cli._output import emit
+        from vitconv.report import Report, Verdict
 
         word = {1: "not recognised", 2: "wrong usage"}.get(code, "refused")
         with contextlib.suppress(OSError):
             emit(
-                Report("vitconv.error", "error", verdict=Verdict(word, "fail", message), data={"exit_code": code}),
+                Report(
+                    "vitconv.error",
+                    "error",
+                    verdict=Verdict(word, "fail", message),
+                    command=shlex.join(["vitconv", *given]),
+                    data={"exit_code": code},
+                ),
                 as_json=True,
             )
             sys.stdout.flush()

@@ -21,7 +21,7 @@ def command(dialect: str, to: str | None, as_json: bool, **options: Any) -> None
 
     DIALECT may also be a checkpoint: then sizes are solved, and with TO the table is the plan of the conversion.
     """
-    from vitconv.report import emit
+    from vitconv.cli._output import emit
 
     wishes, choices = wishes_from(**options)
     if Path(dialect).exists() and not _is_name(dialect):

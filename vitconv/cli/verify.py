@@ -63,8 +63,8 @@ def command(
 
     Exit codes: 0 the same, 1 they differ, 3 undecided.
     """
+    from vitconv.cli._output import emit
     from vitconv.cli._verify_report import brief, full, machine, save
-    from vitconv.report import emit
 
     folder = options.pop("save")
     if a == "judge":
