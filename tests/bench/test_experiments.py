@@ -60,6 +60,10 @@ def test_networks_that_only_train_with_warm_up_are_told() -> None:
     assert rows["post", 6] == "needs warm-up"
     assert rows["pre", 6] == "trains"
     assert rows["post", 24] == "stuck"
+    again = placement_outcomes(r for r in results(RESULTS, "placement") if r.cell.seed == 1)
+    told = {(o.variant, o.depth): o.told for o in again}
+    assert told["res-post-norm, gain 1", 48] == "trains (with warm-up: collapses)"
+    assert told["pre", 6] == "trains"
 
 
 def test_the_sentences_of_the_page_hold() -> None:

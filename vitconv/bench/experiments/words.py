@@ -67,12 +67,12 @@ logits and stream grow by orders of magnitude within a hundred steps and which n
 float32, so half precision is not its cause, though the values leave float16's range at once: under emulated fp16 the
 forward pass is soon not finite, GradScaler skips every step from there on, and the weights stay where they are. Depth
 and learning rate decide: at 4e-3 and 6 blocks the stream grows as well and the network still learns, at 2e-3 and 12
-blocks nothing happens, in float32 as in half precision; at 1e-3 the same fault trains at 6 and 12 blocks, and at
-24 and 48 with one seed of two in the first table (width 48). No other difference that the thread named makes logits and stream grow so by itself; accuracy and largest
-stream RMS of those runs: LayerNorm eps 1e-5: {eps}. Init that misses q, k and v: {init}. FusedMLP: {fused}. Added to
-raw keys and values, they do not save it: {raw_with} collapsed. Of all runs with normalised keys and values,
-{right_all} did. At the loss of guessing after 150 steps, without such growth: {right_stuck}; so 4e-3 is near the edge
-for a sound network of 12 or 24 blocks too.
+blocks nothing happens, in float32 as in half precision; at 1e-3 the same fault trains at 6 and 12 blocks, and at 24
+and 48 with one seed of two in the first table (width 48). No other difference that the thread named makes logits and
+stream grow so by itself; accuracy and largest stream RMS of those runs: LayerNorm eps 1e-5: {eps}. Init that misses
+q, k and v: {init}. FusedMLP: {fused}. Added to raw keys and values, they do not save it: {raw_with} collapsed. Of all
+runs with normalised keys and values, {right_all} did. At the loss of guessing after 150 steps, without such growth:
+{right_stuck}; so 4e-3 is near the edge for a sound network of 12 or 24 blocks too.
 
 **Consistent with the report:** its pre-norm runs are of releases and commits up to d4c28fb (2022-03-01), and the fix,
 78bc58cb, is of 2022-03-11; "one update completely breaks the model", no NaN at first, not on CIFAR and not on a
