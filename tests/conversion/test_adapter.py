@@ -177,6 +177,18 @@ def _magnitude(t: State) -> State:
     return t | {f"{PREFIX}blocks.0.attn.qkv.lora_magnitude_vector": torch.ones(96)}
 
 
+def _wide(t: State) -> State:
+    return t | {f"{PREFIX}{module}.lora_magnitude_vector": torch.ones(5) for module in MODULES}
+
+
+def _bias(t: State) -> State:
+    return t | {f"{PREFIX}blocks.0.attn.qkv.lora_B.bias": torch.ones(5)}
+
+
+def _factor(t: State) -> State:
+    return t | {f"{PREFIX}blocks.0.attn.qkv.lora_E": torch.ones(5)}
+
+
 def _stranger(t: State) -> State:
     return {k.replace("blocks", "layers"): v for k, v in t.items()}
 
@@ -192,14 +204,21 @@ def _two(t: State) -> State:
 
 FAULTS: list[tuple[str, Callable[[State], State] | None, dict[str, Any], str]] = [
     ("half a pair", _half, {}, "only one of A and B"),
-    ("DoRA by its tensors", _magnitude, {}, "kind that is not merged"),
-    ("DoRA by its configuration", None, {"use_dora": True}, "DoRA"),
+    ("DoRA by its tensors alone", _magnitude, {}, "use_dora is not set"),
+    ("DoRA by its configuration alone", None, {"use_dora": True}, "magnitudes of 0 of 4 modules"),
+    ("DoRA for some modules", _magnitude, {"use_dora": True}, "magnitudes of 1 of 4 modules"),
+    ("DoRA of another width", _wide, {"use_dora": True}, "its magnitudes F32 [5]"),
+    ("a bias where there is none", _bias, {"lora_bias": True}, "a bias that is not there, or of another shape"),
+    ("a factor of its own", _factor, {}, "kind that is not merged"),
     ("another network", _stranger, {}, "modules that the weights do not have"),
     ("another shape", _shape, {}, "does not fit the weights"),
     ("two adapters", _two, {}, r"several adapters (one, two)"),
     ("another rank", None, {"r": 8}, "rank 4 in the tensors, 8 in the configuration"),
     ("IA3", None, {"peft_type": "IA3"}, "only LORA is merged"),
-    ("transposed", None, {"fan_in_fan_out": True}, "stored transposed"),
+    ("transposed", None, {"fan_in_fan_out": True}, "its weights are stored transposed (Conv1D)"),
+    ("grouped inputs", None, {"use_qalora": True}, "pooled in groups"),
+    ("adapters by token", None, {"arrow_config": {"top_k": 3}}, "chooses among adapters"),
+    ("LoRA-GA", None, {"init_lora_weights": "lora_ga"}, "changed the base too"),
     ("pissa", None, {"init_lora_weights": "pissa_niter_4"}, "changed the base too"),
     ("no alpha", None, {"lora_alpha": None}, "lora_alpha=None"),
 ]
@@ -253,6 +272,66 @@ def test_peft_itself_agrees(base, tmp_path: Path) -> None:
     # PEFT rounds the product, its multiple and the sum to float32 each: three roundings of values up to 32.
     worst = max((ours[k] - v).abs().max().item() for k, v in theirs.items())
     assert worst <= 3 * 2.0**-19, worst
+
+
+DORA: list[tuple[str, dict[str, Any]]] = [
+    ("dora", {"use_dora": True}),
+    ("dora, rslora", {"use_dora": True, "use_rslora": True}),
+    ("dora, patterns", {"use_dora": True, "rank_pattern": {"fc1": 2}, "alpha_pattern": {"qkv": 5}}),
+    ("rslora, patterns", {"use_rslora": True, "rank_pattern": {"blocks.1.attn.qkv": 3}, "alpha_pattern": {"fc1": 7}}),
+    ("all biases", {"bias": "all"}),
+    ("biases of the modules", {"bias": "lora_only"}),
+    ("biases of its own", {"lora_bias": True}),
+]
+
+
+# PEFT takes its own biases for cut factors, and warns.
+@pytest.mark.filterwarnings("ignore:Adapter .* LoRA tensor")
+@pytest.mark.parametrize("options", [o for _, o in DORA], ids=[name for name, _ in DORA])
+def test_peft_itself_agrees_in_float64(options: dict[str, Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT's own merge is compared with where it is installed")
+    module = timm_vit().double()
+    gen = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=gen, dtype=torch.float64))
+    save_file(module.state_dict(), tmp_path / "base.safetensors")
+    config = peft.LoraConfig(
+        r=4, lora_alpha=12, target_modules=["qkv", "fc1", "patch_embed.proj"], modules_to_save=["head"], **options
+    )
+    model = peft.get_peft_model(module, config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name or p.requires_grad:
+                p.copy_(torch.randn(p.shape, generator=gen, dtype=torch.float64))
+    model.save_pretrained(tmp_path / "lora")
+    out = tmp_path / "o.safetensors"
+    assert call(tmp_path / "base.safetensors", out, "--to", "timm", "--adapter", tmp_path / "lora") == 0
+    whole = tmp_path / "whole.pth"
+    torch.save(model.state_dict(), whole)
+    config_file = tmp_path / "lora" / "adapter_config.json"
+    again = tmp_path / "w.safetensors"
+    assert call(whole, again, "--to", "timm", "--adapter", config_file) == 0
+    theirs = model.merge_and_unload().state_dict()
+    for ours in (load_file(out), load_file(again)):
+        assert ours.keys() == theirs.keys()
+        assert max(float((ours[k] - v).abs().max()) for k, v in theirs.items()) < 1e-11
+
+
+def test_dora_keeps_the_norms_that_it_holds(base, tmp_path: Path, capsys) -> None:
+    """The rule by hand: every row of W + s B A is brought to its magnitude."""
+    path, state = base
+    tensors = adapter(state, MODULES[:1])
+    held = torch.rand(96, generator=torch.Generator().manual_seed(2)) + 0.5
+    tensors[f"{PREFIX}{MODULES[0]}.lora_magnitude_vector"] = held
+    folder = write(tmp_path / "dora", tensors, use_dora=True)
+    assert call(path, tmp_path / "o.safetensors", "--to", "timm", "--adapter", folder) == 0
+    assert "dora: rows of the norms that the adapter holds" in capsys.readouterr().out
+    found = load_file(tmp_path / "o.safetensors")[f"{MODULES[0]}.weight"].double()
+    assert (found.norm(dim=1) - held).abs().max() < 1e-6
+    plain = merged(state, tensors, lambda _: ALPHA / RANK)[f"{MODULES[0]}.weight"].double()
+    assert torch.nn.functional.cosine_similarity(found, plain).min() > 1 - 1e-6
+    assert (found - plain).abs().max() > 0.1
 
 
 def test_an_adapter_of_a_live_model_finds_the_names_on_disk(tmp_path: Path, capsys) -> None:

@@ -1,6 +1,7 @@
-"""Adapters of PEFT (LoRA): what their configuration says, which tensors they hold, and what cannot be merged.
+"""Adapters of PEFT (LoRA and DoRA): what their configuration says, which tensors they hold, and what cannot be merged.
 
-Layout: repository huggingface/peft, `src/peft/tuners/lora/config.py`, `layer.py` and `utils/save_and_load.py`.
+Layout: repository huggingface/peft, `src/peft/tuners/lora/config.py`, `layer.py`, `dora.py` and
+`utils/save_and_load.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from vitconv.io.tensor import Stored
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PREFIX = "base_model.model."
-_PART = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?P<name>[^.]+))?\.weight$")
+_PART = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?P<name>[^.]+))?\.(?P<kind>weight|bias)$")
+# Of one adapter PEFT drops its name and ".weight", so that a name may stand here or nothing.
+_MAGNITUDE = re.compile(r"^(?P<module>.+)\.lora_magnitude_vector(\.(?P<name>[^.]+))??(\.weight)?$")
 _MAX_CONFIG = 1 << 22
 # Ways of starting an adapter that change the base too: the released base is then not the one it was trained on.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Config:
     rslora: bool
     ranks: Mapping[str, Any] = field(default_factory=dict)
     alphas: Mapping[str, Any] = field(default_factory=dict)
+    dora: bool = False
 
     def scale(self, module: str, rank: int) -> float:
         """Return the factor on B A for a module whose adapter has this rank: alpha / r, or alpha / sqrt(r)."""
@@ -48,10 +52,19 @@ class Config:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The tensors of an adapter: {module: (A, B)}, and whole tensors that it replaces, by bare key."""
+    """The tensors of an adapter.
+
+    Attributes:
+        pairs: {module: (A, B)}.
+        whole: tensors that it replaces, by bare key.
+        magnitudes: {module: the norms of the rows of its merged weight}, of DoRA.
+        biases: {module: what is added to its bias, times the scale}.
+    """
 
     pairs: Mapping[str, tuple[Stored, Stored]]
     whole: Mapping[str, Stored]
+    magnitudes: Mapping[str, Stored] = field(default_factory=dict)
+    biases: Mapping[str, Stored] = field(default_factory=dict)
 
 
 def _pattern(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
@@ -88,7 +101,7 @@ def read_config(path: Path) -> Config:
     ranks, alphas = raw.get("rank_pattern") or {}, raw.get("alpha_pattern") or {}
     if not isinstance(ranks, dict) or not isinstance(alphas, dict) or not _numbers([*ranks.values(), *alphas.values()]):
         raise BadFile(f"{file}: rank_pattern and alpha_pattern must give numbers by module")
-    return Config(file, rank, float(alpha), bool(raw.get("use_rslora")), ranks, alphas)
+    return Config(file, rank, float(alpha), bool(raw.get("use_rslora")), ranks, alphas, bool(raw.get("use_dora")))
 
 
 def _numbers(values: Iterable[object]) -> bool:
@@ -100,11 +113,17 @@ def _check_kind(raw: Mapping[str, Any], file: Path) -> None:
     if kind.upper() != "LORA":
         raise Refused(f"{file}: an adapter of kind {shown(kind)!r}; only LORA is merged: merge it with PEFT first")
     unmerged = {
-        "use_dora": "DoRA scales the merged weight by stored magnitudes",
-        "fan_in_fan_out": "its weights are stored transposed",
+        "fan_in_fan_out": "its weights are stored transposed (Conv1D), as those of no layout here",
         "layer_replication": "it repeats layers of the base",
-        "lora_bias": "it adds biases of its own",
         "megatron_config": "its base is cut up over ranks",
+        "use_qalora": "its input is pooled in groups",
+        "use_bdlora": "its factors are blocks on a diagonal",
+        "alora_invocation_tokens": "it acts on some tokens alone",
+        "arrow_config": "it chooses among adapters by token",
+        "monteclora_config": "its factors are drawn at random",
+        "kasa_config": "it cuts the base's singular values",
+        "target_parameters": "it is for parameters that are no module's weight",
+        "trainable_token_indices": "it trains rows of an embedding",
     }
     for name, why in unmerged.items():
         if raw.get(name):
@@ -130,17 +149,25 @@ def adapter_of(tensors: Mapping[str, Stored], where: str) -> Adapter:
     """
     sides: dict[str, dict[str, Stored]] = {}
     whole: dict[str, Stored] = {}
+    magnitudes: dict[str, Stored] = {}
+    biases: dict[str, Stored] = {}
     names: set[str] = set()
     odd: list[str] = []
     for key, stored in tensors.items():
         bare = key.removeprefix(_PREFIX)
         match = _PART.match(bare)
-        if match is not None:
+        magnitude = _MAGNITUDE.match(bare)
+        if match is not None and match["kind"] == "weight":
             sides.setdefault(match["module"], {})[match["side"]] = stored
             names |= {match["name"]} if match["name"] else set()
+        elif match is not None and match["side"] == "B":
+            biases[match["module"]] = stored
+        elif magnitude is not None:
+            magnitudes[magnitude["module"]] = stored
         elif is_adapter_key(bare):
             odd.append(key)
-        else:
+        elif ".original_module." not in bare:
+            # What stands beside a module that was trained whole is out of use.
             whole[_unsaved(bare)] = stored
     if odd:
         raise Refused(
@@ -151,12 +178,13 @@ def adapter_of(tensors: Mapping[str, Stored], where: str) -> Adapter:
     halves = [module for module, held in sides.items() if held.keys() != {"A", "B"}]
     if halves:
         raise Refused(f"{where}: only one of A and B for {', '.join(map(shown, halves[:4]))}; the file is not whole")
-    return Adapter({module: (held["A"], held["B"]) for module, held in sides.items()}, whole)
+    pairs = {module: (held["A"], held["B"]) for module, held in sides.items()}
+    return Adapter(pairs, whole, magnitudes, biases)
 
 
 def _unsaved(key: str) -> str:
     """Return the key of what was trained whole: `head.modules_to_save.default.weight`, or a bias beside LoRA."""
-    return re.sub(r"\.modules_to_save\.[^.]+\.", ".", key).replace(".base_layer.", ".")
+    return re.sub(r"\.modules_to_save\.([^.]+\.)?", ".", key).replace(".base_layer.", ".")
 
 
 def split(tensors: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, Stored]]:

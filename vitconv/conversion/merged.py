@@ -1,5 +1,7 @@
 """A checkpoint with a LoRA adapter merged into it: W + B A times its scale, computed when the tensor is read.
 
+DoRA gives the rows of that sum the norms that the adapter holds (Liu et al., 2024, equation 5).
+
 The rule of dtypes: W, A and B are widened to float64, the sum is taken there, and rounded once, to nearest even, to the
 dtype of W. PEFT multiplies in the adapter's dtype and adds in that of W, which rounds up to three times.
 """
@@ -156,7 +158,7 @@ def _merged(
     source = other or checkpoint
     twins = _twins(adapter, base)
     pairs = _placed(adapter.pairs, base, "weight", str(config.path), twins)
-    _check(pairs, base, config)
+    _check(pairs, base, config, adapter)
     home = next(iter(taken.tensors.values())).path[:-1]
     tensors: dict[tuple[str, ...], Stored] = {}
     made: dict[tuple[str, ...], Callable[[], bytes]] = {}
@@ -169,7 +171,13 @@ def _merged(
     for key, (module, a, b) in pairs.items():
         path, w = (*home, key), base[key]
         tensors[path] = Stored(path, w.dtype, w.shape, Blob(-1, 0, w.nbytes, f"lora:{key}"))
-        made[path] = _sum(checkpoint, w, source, a, b, config.scale(module, a.shape[0]))
+        scale = config.scale(module, a.shape[0])
+        made[path] = _sum(checkpoint, w, source, (a, b), scale, adapter.magnitudes.get(module))
+        if module in adapter.biases:
+            beside = f"{key.removesuffix('.weight')}.bias"
+            bias, path = base[beside], (*home, beside)
+            tensors[path] = _renamed(bias, path)
+            made[path] = _shifted(checkpoint, bias, source, adapter.biases[module], scale)
     whole = {_key_in(base, key, twins): stored for key, stored in adapter.whole.items()}
     for key, stored in whole.items():
         path = (*home, key)
@@ -228,8 +236,15 @@ def _key_in(base: Mapping[str, Stored], key: str, twins: Mapping[str, str] = Map
     return key
 
 
-def _check(pairs: Mapping[str, tuple[str, Stored, Stored]], base: Mapping[str, Stored], config: Config) -> None:
+def _check(
+    pairs: Mapping[str, tuple[str, Stored, Stored]], base: Mapping[str, Stored], config: Config, adapter: Adapter
+) -> None:
     wrong: list[str] = []
+    modules = {module for module, _, _ in pairs.values()}
+    if config.dora != bool(adapter.magnitudes) or (adapter.magnitudes and adapter.magnitudes.keys() != modules):
+        have = f"magnitudes of {len(adapter.magnitudes)} of {len(modules)} modules"
+        said = "is" if config.dora else "is not"
+        raise Refused(f"{config.path}: use_dora {said} set, and the adapter holds {have}; the file is not whole")
     for key, (module, a, b) in pairs.items():
         w = base[key]
         rank, expected = a.shape[0] if a.shape else 0, config.expected(module)
@@ -238,6 +253,12 @@ def _check(pairs: Mapping[str, tuple[str, Stored, Stored]], base: Mapping[str, S
         fits = len(a.shape) == len(w.shape) and a.shape[1:] == w.shape[1:] and b.shape[:1] == w.shape[:1]
         if not fits or prod(b.shape[1:]) != rank:
             wrong.append(f"{shown(key)} is {list(w.shape)}, A {list(a.shape)} and B {list(b.shape)}")
+        m, more = adapter.magnitudes.get(module), adapter.biases.get(module)
+        if m is not None and (prod(m.shape) != w.shape[0] or m.dtype not in FLOATS):
+            wrong.append(f"{shown(key)} is {list(w.shape)}, its magnitudes {m.dtype} {list(m.shape)}")
+        bias = base.get(f"{key.removesuffix('.weight')}.bias")
+        if more is not None and (bias is None or more.shape != bias.shape or more.dtype not in FLOATS):
+            wrong.append(f"{shown(key)}: the adapter adds to a bias that is not there, or of another shape (lora_bias)")
         if not {w.dtype, a.dtype, b.dtype} <= set(FLOATS):
             wrong.append(f"{shown(key)}: dtypes {w.dtype}, {a.dtype}, {b.dtype} cannot be computed with")
     if wrong:
@@ -245,23 +266,49 @@ def _check(pairs: Mapping[str, tuple[str, Stored, Stored]], base: Mapping[str, S
 
 
 def _sum(
-    checkpoint: Checkpoint, w: Stored, source: Checkpoint, a: Stored, b: Stored, scale: float
+    checkpoint: Checkpoint,
+    w: Stored,
+    source: Checkpoint,
+    pair: tuple[Stored, Stored],
+    scale: float,
+    magnitude: Stored | None,
 ) -> Callable[[], bytes]:
     def compute() -> bytes:
         import numpy as np
 
-        def wide(held: Checkpoint, stored: Stored) -> Any:
-            return to_float(held.read(stored), stored.dtype, stored.shape).astype(np.float64)
-
-        up, down = wide(source, b), wide(source, a)
+        down, up = (_wide(source, x) for x in pair)
         delta = up.reshape(up.shape[0], -1) @ down.reshape(down.shape[0], -1)
-        total = wide(checkpoint, w) + scale * delta.reshape(w.shape)
-        data = bytes(from_float(total, w.dtype))
-        if not np.isfinite(to_float(data, w.dtype, w.shape)).all():
-            raise Refused(f"{shown(w.key)}: merged values are past the largest value of {w.dtype}")
-        return data
+        total = _wide(checkpoint, w) + scale * delta.reshape(w.shape)
+        if magnitude is not None:
+            rows = total.reshape(len(total), -1)
+            norms = np.sqrt((rows * rows).sum(1))
+            if not norms.all():
+                raise Refused(f"{shown(w.key)}: DoRA divides by the norm of a row that is zero")
+            total = (rows * (_wide(source, magnitude).reshape(-1) / norms)[:, None]).reshape(total.shape)
+        return _rounded(total, w)
 
     return compute
+
+
+def _shifted(
+    checkpoint: Checkpoint, bias: Stored, source: Checkpoint, more: Stored, scale: float
+) -> Callable[[], bytes]:
+    return lambda: _rounded(_wide(checkpoint, bias) + scale * _wide(source, more), bias)
+
+
+def _wide(held: Checkpoint, stored: Stored) -> Any:
+    import numpy as np
+
+    return to_float(held.read(stored), stored.dtype, stored.shape).astype(np.float64)
+
+
+def _rounded(total: Any, like: Stored) -> bytes:
+    import numpy as np
+
+    data = bytes(from_float(total, like.dtype))
+    if not np.isfinite(to_float(data, like.dtype, like.shape)).all():
+        raise Refused(f"{shown(like.key)}: merged values are past the largest value of {like.dtype}")
+    return data
 
 
 def _copied(source: Checkpoint, stored: Stored) -> Callable[[], bytes]:
@@ -277,8 +324,9 @@ def _said(
     scales = sorted({config.scale(module, a.shape[0]) for module, a, _ in pairs.values()})
     dtypes = ", ".join(sorted({base[key].dtype for key in pairs}))
     rule = "alpha / sqrt(r)" if config.rslora else "alpha / r"
+    name = "dora: rows of the norms that the adapter holds, in the directions of" if config.dora else "lora:"
     text = (
-        f"lora: W + B A * {' and '.join(f'{s:g}' for s in scales[:4])} ({rule}) in {len(pairs)} tensors, summed in"
+        f"{name} W + B A * {' and '.join(f'{s:g}' for s in scales[:4])} ({rule}) in {len(pairs)} tensors, summed in"
         f" float64 and rounded once to {dtypes} (changes the function): {', '.join(collapse(pairs))}"
     )
     if whole:

@@ -95,8 +95,11 @@ _MIXED = rule("rope.freqs: 2 * h f2", "blocks.{i}.attn.rope: 2 h f2")
 _EITHER_SIDE: dict[str, Any] = {"position": "rope", "rope_order": ("rows", "columns")}
 
 
-def attention(**rotary_only: tuple[str, ...]) -> Choice:
-    """Build the projections of q, k and v as timm's Eva has them; `rotary_only` is what AttentionRope goes with."""
+def attention(*, table: bool = True, **rotary_only: tuple[str, ...]) -> Choice:
+    """Build the projections of q, k and v as timm's Eva has them.
+
+    `rotary_only` is what AttentionRope goes with; beside a `table` it is read on request.
+    """
     return Choice(
         "attention",
         (
@@ -119,7 +122,7 @@ def attention(**rotary_only: tuple[str, ...]) -> Choice:
             Option(
                 "AttentionRope+mixed", (*_WITH_KEYS, *_MIXED), implies=_EITHER_SIDE | {"rope_layout": "interleaved"}
             ),
-            Option("AttentionRope+table", _WITH_KEYS, implies=_EITHER_SIDE, asked=True),
+            *((Option("AttentionRope+table", _WITH_KEYS, implies=_EITHER_SIDE, asked=True),) if table else ()),
         ),
     )
 

@@ -21,7 +21,7 @@ DIALECT = Dialect(
         *stem(("learned", "rope")),
         pre_norm("embeds.proj.bias"),
         *norm("norm_pre", "embed.norm", optional=True),
-        *block(attention(position=("none",)), gated()),
+        *block(attention(table=False, position=("none",)), gated()),
         *norm(BLOCK + "attn.q_norm", "blocks.{i}.attn.q_norm", "e", optional=True),
         *norm(BLOCK + "attn.k_norm", "blocks.{i}.attn.k_norm", "e", optional=True),
         *norm(BLOCK + "attn.norm", "blocks.{i}.attn.norm", "a", optional=True),
