@@ -43,6 +43,49 @@ def test_a_trained_part_beside_the_network_is_not_lost_in_silence(name: str, pre
     assert equal(written, H)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "key", "pattern"),
+    [
+        ("visual.trunk.", "visual.head.proj.weight", "visual.head.*"),
+        ("module.backbone.", "module.head.0.weight", "module.head.*"),
+        ("module.backbone.", "module.head.0.weight", "head.*"),
+        ("model.net.vit.", "model.net.decoder.weight", "model.net.decoder*"),
+        ("_orig_mod.a.", "_orig_mod.b.weight", "_orig_mod.b.*"),
+    ],
+)
+def test_consent_by_the_names_of_the_file(prefix: str, key: str, pattern: str, tmp_path: Path) -> None:
+    """huggingface/pytorch-image-models#1962: BiomedCLIP keeps its projection beside the trunk."""
+    state = {**prefixed(H, prefix), key: torch.randn(5, DIM)}
+    answer, written = convert(tmp_path, state)
+    assert answer.code == 3, answer.text
+    assert written is None
+    answer, written = convert(tmp_path, state, "--drop", pattern)
+    assert answer.code == 0, answer.text
+    assert "1 beside the network left out" in answer.out
+    assert equal(written, H)
+
+
+@pytest.mark.parametrize("pattern", ["net.vit.*", "vit.*", "other.head.*"])
+def test_consent_to_something_else_is_none(pattern: str, tmp_path: Path) -> None:
+    state = {**prefixed(H, "net.vit."), "net.head.weight": torch.randn(5, DIM)}
+    answer, written = convert(tmp_path, state, "--drop", pattern)
+    assert answer.code == 2, answer.text
+    assert written is None
+    assert "head.weight" in answer.err
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "backbone."])
+@pytest.mark.parametrize("whole", [True, False])
+def test_consent_to_a_part_of_the_network_by_the_names_of_the_file(prefix: str, whole: bool, tmp_path: Path) -> None:
+    state = prefixed({**H, "mask_token": torch.randn(1, DIM)}, prefix)
+    state |= {f"{prefix}blocks.{i}.ls{n}.gamma": torch.randn(DIM) for i in range(2) for n in (1, 2)}
+    pattern = f"{prefix}mask_token" if whole else "mask_token"
+    answer, written = convert(tmp_path, state, "--drop", pattern)
+    assert answer.code == 0, answer.text
+    assert written is not None
+    assert "mask_token" not in written
+
+
 def test_a_trained_part_is_kept_in_the_residue(tmp_path: Path) -> None:
     answer, _ = convert(tmp_path, {**prefixed(H, "backbone."), **FC}, "--residue", tmp_path / "r.safetensors")
     assert answer.code == 0, answer.text

@@ -76,8 +76,9 @@ def without_dropped(branch: Branch, patterns: Sequence[str]) -> tuple[Branch, tu
     """Return the branch without the keys that match `patterns`, and those patterns that matched."""
     from vitconv.layout.edits.drop import matches
 
-    used = tuple(x for x in patterns if any(matches(x, k) for k in branch.tensors))
-    gone = [k for k in branch.tensors if any(matches(x, k) for x in used)]
+    names = {k: (k, t.key) for k, t in branch.tensors.items()}
+    used = tuple(x for x in patterns if any(matches(x, n) for both in names.values() for n in both))
+    gone = [k for k, both in names.items() if any(matches(x, n) for x in used for n in both)]
     return (_without(branch, gone, "dropped with your consent") if gone else branch), used
 
 
@@ -89,4 +90,5 @@ def _without(branch: Branch, gone: Sequence[str], why: str) -> Branch:
         tensors={k: t for k, t in branch.tensors.items() if k not in left},
         note="; ".join(x for x in (branch.note, note) if x),
         left=(*branch.left, *gone),
+        whole=branch.with_left(gone),
     )

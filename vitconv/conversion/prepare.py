@@ -166,7 +166,7 @@ def prepare(src: str | Path, order: Order) -> Prepared:
             preferred=home.options,
             given={**home.axes, **order.wishes.axes},
             order=list(source.stored),
-            spare=lambda c: order.residue is None and not any(_matches(x, c) for x in order.drop),
+            spare=lambda c: order.residue is None and not any(_matches(x, c, source) for x in order.drop),
         )
         # After the plan: that the target computes another function says more.
         if source.refusals:
@@ -232,13 +232,15 @@ def _dtype(text: str) -> str:
 def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
     """Return the tensors that are lost with consent; refuse when any is lost without."""
     left = source.branch.left
-    dropped = tuple(c for c in p.residue if any(_matches(pattern, c) for pattern in order.drop))
+    dropped = tuple(c for c in p.residue if any(_matches(pattern, c, source) for pattern in order.drop))
     idle = [
-        x for x in order.drop if not any(_matches(x, c) for c in p.residue) and not any(_fits(x, key) for key in left)
+        x
+        for x in order.drop
+        if not any(_matches(x, c, source) for c in p.residue) and not any(_leaves(x, key, source) for key in left)
     ]
     if idle:
-        would = ", ".join(collapse(c.name for c in p.residue)) or "nothing"
-        held = any(_matches(idle[0], c) for c in p.network.cells.values())
+        would = ", ".join(collapse([*(c.name for c in p.residue), *source.branch.unclaimed])) or "nothing"
+        held = any(_matches(idle[0], c, source) for c in p.network.cells.values())
         name = p.target.variant.dialect.name
         how = f"; {name} has a place for it: --edit drop:{idle[0]} leaves it out" if held else ""
         raise UsageError(f"--drop {idle[0]} matches nothing that would be lost; that is: {would}{how}")
@@ -264,7 +266,7 @@ def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
 
 def unclaimed(source: Recognised, drop: Sequence[str]) -> str:
     """Say what is left out beside the network without anybody's consent, in words; "" when nothing is."""
-    lost = [key for key in source.branch.unclaimed if not any(_fits(x, key) for x in drop)]
+    lost = [key for key in source.branch.unclaimed if not any(_leaves(x, key, source) for x in drop)]
     if not lost:
         return ""
     count = f"{len(source.stored)} of {len(source.stored) + len(source.branch.left)} tensors are read"
@@ -273,8 +275,13 @@ def unclaimed(source: Recognised, drop: Sequence[str]) -> str:
     )
 
 
-def _matches(pattern: str, c: Cell) -> bool:
-    return _fits(pattern, c.name) or _fits(pattern, c.view.tensor)
+def _matches(pattern: str, c: Cell, source: Recognised) -> bool:
+    stored = source.stored.get(c.view.tensor)
+    return any(_fits(pattern, name) for name in (c.name, c.view.tensor, *([stored.key] if stored else ())))
+
+
+def _leaves(pattern: str, key: str, source: Recognised) -> bool:
+    return _fits(pattern, key) or _fits(pattern, source.branch.whole.get(key, key))
 
 
 def _fits(pattern: str, name: str) -> bool:

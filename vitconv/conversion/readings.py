@@ -85,6 +85,7 @@ def without_text_tower(branch: Branch) -> Iterator[Branch]:
             tensors={k: t for k, t in branch.tensors.items() if k not in set(gone)},
             note="; ".join(x for x in (branch.note, note) if x),
             left=(*branch.left, *gone),
+            whole=branch.with_left(gone),
         )
 
 
@@ -113,4 +114,5 @@ def slashed(branch: Branch) -> Iterator[Branch]:
             steps=(step,) if not branch.steps else (*branch.steps, step),
             note="; ".join(x for x in (branch.note, note) if x),
             left=(*branch.left, *left),
+            whole=branch.with_left(left),
         )

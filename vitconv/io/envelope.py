@@ -7,8 +7,8 @@ target, I-JEPA's target encoder before its context encoder; then the larger set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, replace
 from typing import Literal, Protocol
 
 from vitconv.errors import Refused
@@ -50,7 +50,8 @@ class Step:
 class Branch:
     """One set of weights: its tensors by bare key, what was taken off, a remark, and the keys that were left aside.
 
-    `unclaimed` are those of the keys left aside of which nobody has said that they are no part of the network.
+    `unclaimed` are those of the keys left aside of which nobody has said that they are no part of the network; `whole`
+    has the file's own names of those left aside.
     """
 
     name: str
@@ -59,6 +60,11 @@ class Branch:
     note: str
     left: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
+
+    def with_left(self, gone: Iterable[str]) -> dict[str, str]:
+        """Return `whole` with those of the tensors that are about to be left aside."""
+        return {**self.whole, **{key: self.tensors[key].key for key in gone}}
 
 
 class Readable(Protocol):
@@ -352,4 +358,5 @@ def _part(branch: Branch, prefix: str, tensors: dict[str, Stored]) -> Branch:
         notes.append(f"only {prefix}* was read; left aside: {some(left)}")
     name = f"{branch.name}.{prefix[:-1]}" if left else branch.name
     aside, unclaimed = (*branch.left, *left), (*branch.unclaimed, *left)
-    return Branch(name, tensors, (*steps, Step("prefix", prefix)), "; ".join(notes), aside, unclaimed)
+    whole = branch.with_left(left)
+    return Branch(name, tensors, (*steps, Step("prefix", prefix)), "; ".join(notes), aside, unclaimed, whole)
