@@ -51,7 +51,9 @@ class WindowAttention(Projections):
         self.window = config.window(s, i)
         self.cosine = f"{at}logit_scale" in config.shapes
         if self.cosine:
-            self.pretrained = config.pretrained_window(s)
+            # Made once, in float32 whatever is computed in, as every codebase does.
+            places = coordinates(self.window, config.pretrained_window(s))
+            self.register_buffer("places", places, persistent=False)
             self.logit_scale = nn.Parameter(torch.zeros(self.heads))
             self.cpb = nn.Module()
             self.cpb.up = nn.Linear(2, config.shapes[f"{at}cpb.up.weight"][0])
@@ -80,8 +82,7 @@ class WindowAttention(Projections):
         return table[pairs(self.window).to(table.device)].permute(2, 0, 1)
 
     def _from_coordinates(self) -> Tensor:
-        weight = self.cpb.up.weight
-        return self.cpb.down(F.relu(self.cpb.up(coordinates(self.window, self.pretrained).to(weight))))
+        return self.cpb.down(F.relu(self.cpb.up(self.places.to(self.cpb.up.weight))))
 
 
 class ReducedAttention(Projections):
@@ -136,7 +137,7 @@ def coordinates(window: Window, pretrained: int) -> Tensor:
     """
 
     def line(side: int) -> Tensor:
-        c = torch.arange(1 - side, side, dtype=torch.float32) / ((pretrained or side) - 1) * 8
+        c = torch.arange(1 - side, side, dtype=torch.float32, device="cpu") / ((pretrained or side) - 1) * 8
         return c.sign() * torch.log2(c.abs() + 1.0) / 3.0
 
     return torch.stack(torch.meshgrid(line(window[0]), line(window[1]), indexing="ij"), -1).flatten(0, 1)
