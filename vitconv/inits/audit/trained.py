@@ -22,6 +22,8 @@ State = Literal["never trained", "trained", "partly trained", "undecided"]
 
 LEARNED = 1.05
 FRESH = 1.03
+# Vectors too, but zero in some codebases, drawn in others and N(0, 1) in a few: a token that is not 0 proves nothing.
+_TOKENS = frozenset({"embed.cls", "embed.dist", "embed.mask", "embed.pos_cls", "embed.pos_dist"})
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def training(fit: Fitted, measured: Mapping[str, Measured]) -> Training:
         name
         for name, d in fit.declared.items()
         if d.family == "constant" and name in measured and not measured[name].bad
-        if close or len(measured[name].shape) < 2
+        if close or (len(measured[name].shape) < 2 and name not in _TOKENS)
     ]
     # Norms are 1 and 0 in every scheme but one, biases 0 in most: what is constant is as an init left it.
     still = [name for name in fixed if measured[name].constant]
