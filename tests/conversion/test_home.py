@@ -79,6 +79,22 @@ def test_without_a_memory_of_it_the_user_says_what_is_to_be_held(tmp_path: Path)
     assert all(torch.equal(out[k], own[k]) for k in index)
 
 
+def test_what_a_library_is_to_open_holds_no_buffers_that_it_makes(tmp_path: Path, capsys) -> None:
+    import timm
+
+    import vitconv
+
+    source = GOLDEN / "beit/beit-author-square.pth"
+    module = vitconv.load(source, host="timm")
+    assert run(["convert", str(source), str(tmp_path / "own"), "--set", "grid=4x4"]) == 0
+    opened = timm.create_model(f"local-dir:{tmp_path / 'own'}", pretrained=True)
+    assert opened.state_dict().keys() == module.state_dict().keys()
+    # Told to write the author's layout as it is, no configuration says that timm opens it.
+    assert run(["convert", str(source), str(tmp_path / "as-it-is"), "--to", "beit"]) == 0
+    assert "--set buffers=left-out" in capsys.readouterr().out
+    assert not (tmp_path / "as-it-is" / "config.json").exists()
+
+
 def test_blocks_go_into_as_many_chunks_as_are_said(tmp_path: Path, capsys) -> None:
     source, out = GOLDEN / "dinov2/dinov2-plain.pth", tmp_path / "o.safetensors"
     with open_checkpoint(source) as c:

@@ -141,3 +141,12 @@ def test_half_precision_is_the_rounded_draw(dtype: torch.dtype) -> None:
     pairs: list[tuple[Any, Any]] = list(zip(full.parameters(), half.parameters(), strict=True))
     assert all(torch.equal(a.detach().to(dtype), b.detach()) for a, b in pairs)
     assert all(int((b == -2.0).sum()) == 0 for _, b in pairs)
+
+
+def test_channels_last_is_given_the_same_draw() -> None:
+    plain, other = timm_model(), timm_model().to(memory_format=torch.channels_last)
+    apply(plain, "timm", seed=1)
+    apply(other, "timm", seed=1)
+    assert not other.get_parameter("patch_embed.proj.weight").is_contiguous()
+    pairs = list(zip(plain.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a.detach(), b.detach()) for a, b in pairs)

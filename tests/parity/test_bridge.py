@@ -98,3 +98,28 @@ def test_a_tensor_that_nothing_explains_is_no_quiet_loss(network):
     built.module.register_parameter("mystery", nn.Parameter(torch.zeros(3)))
     with pytest.raises(NotRecognised, match="mystery"):
         bridge_of(state_of(built.module), built.dialects, built.facts)
+
+
+def test_a_network_of_another_memory_format_is_written_and_read(network, weights):
+    """channels_last lays the patch projection out in another order; its elements are the same."""
+    built = built_of(network, "timm")
+    built.module.double().to(memory_format=torch.channels_last)
+    state = state_of(built.module)
+    patch = state["patch_embed.proj.weight"]
+    assert not patch.is_contiguous()
+    bridge = bridge_of(state, built.dialects, built.facts)
+    bridge.write(weights, state)
+    assert patch.data_ptr() == built.module.patch_embed.proj.weight.data_ptr()
+    assert not built.module.patch_embed.proj.weight.is_contiguous()
+    assert torch.equal(built.module.patch_embed.proj.weight, weights["embed.patch.weight"])
+    assert all(torch.equal(back, weights[n]) for n, back in bridge.read(state).items())
+    built(torch.randn(2, 3, 16, 16, dtype=torch.float64)).sum().backward()
+    assert torch.equal(bridge.gradients(state)["embed.patch.weight"], built.module.patch_embed.proj.weight.grad)
+
+
+def test_an_expanded_tensor_cannot_be_written(network):
+    built = built_of(network, "timm")
+    state = state_of(built.module)
+    state["cls_token"] = torch.zeros(1, 1, 1).expand_as(state["cls_token"])
+    with pytest.raises(Refused, match=r"several elements.*cls_token.*\.clone"):
+        bridge_of(state, built.dialects, built.facts)

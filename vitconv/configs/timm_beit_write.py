@@ -29,6 +29,8 @@ def write(request: Request) -> Written:
         draft.refuse("timm's Beit has no head of masked modelling; --edit drop:mim.* leaves it out")
     elif extra:
         draft.refuse("timm's Beit has no mask token; --edit drop:embed.mask leaves it out")
+    if any(key.endswith("relative_position_index") for key in request.keys):
+        draft.refuse("timm's Beit opens no file that holds its index; --set buffers=left-out leaves it out")
     before, after = request.has("norm.weight"), request.has("pool.norm.weight")
     if before == after:
         draft.refuse("timm's Beit has one norm, before the pooling or after it")

@@ -90,9 +90,14 @@ class Bridge:
             Refused: a name is lacking, too many, of another shape, or two names that are one tensor here differ.
         """
         self.check(weights)
+        keys = [self.prefix + key for key in self._keys]
+        # Of another memory format, such as channels_last: filled beside it, then copied in one.
+        dense = {key: tensors[key].detach().contiguous() for key in keys if not tensors[key].is_contiguous()}
         with torch.no_grad():
             for name in self.network.cells:
-                self._view(tensors, name).copy_(weights[name])
+                self._view({**tensors, **dense}, name).copy_(weights[name])
+            for key, whole in dense.items():
+                tensors[key].copy_(whole)
             for key, of in self.match.copies.items():
                 copy, original = tensors[self.prefix + key], tensors[self.prefix + of]
                 if copy.data_ptr() != original.data_ptr():
@@ -168,7 +173,7 @@ def bridge_of(
 
     Raises:
         NotRecognised / Ambiguous: no dialect explains every tensor, or several do.
-        Refused: a tensor is only partly explained, or is not contiguous.
+        Refused: a tensor is only partly explained, or has one place in memory for several elements.
     """
     known = facts or Semantics()
     named = [load(DIALECTS, d) for d in dialects] or Candidates().every()
@@ -223,11 +228,18 @@ def _covered(bridge: Bridge, tensors: Mapping[str, Tensor]) -> None:
     # A table of no rows has nothing to read.
     rows = {key for key, tensor in tensors.items() if tensor.numel()}
     apart = rows - set(boxes) - set(bridge.match.copies) - set(bridge.match.consts)
-    strided = [key for key in boxes if not tensors[key].is_contiguous()]
+    strided = [key for key in boxes if any(n > 1 and step == 0 for n, step in _steps(tensors[key]))]
     if loose or apart:
         raise Refused(f"these tensors have elements without a canonical place: {', '.join(collapse({*loose, *apart}))}")
     if strided:
-        raise Refused(f"these tensors are not contiguous and cannot be written in place: {', '.join(strided)}")
+        raise Refused(
+            f"these tensors are expanded, one place in memory for several elements, and cannot be written in place:"
+            f" {', '.join(collapse(strided))}; .clone() gives each element its own"
+        )
+
+
+def _steps(tensor: Tensor) -> Iterable[tuple[int, int]]:
+    return zip(tensor.shape, tensor.stride(), strict=True)
 
 
 def with_facts(bridge: Bridge, facts: Mapping[str, object]) -> Bridge:

@@ -48,8 +48,10 @@ class Live:
 
     def view(self, name: str) -> Tensor:
         """Return the elements of a canonical tensor, as a view of the network's own memory where strides allow."""
+        return self._in(self.tensors[self.key(name)].detach().contiguous(), name)
+
+    def _in(self, whole: Tensor, name: str) -> Tensor:
         cell: Cell = self.network.cells[name]
-        whole = self.tensors[self.key(name)].detach()
         factors = [f for axis in cell.view.dims for f in axis]
         return whole.view(-1).as_strided(
             [n for n, _ in factors], [s for _, s in factors], whole.storage_offset() + cell.view.offset
@@ -57,9 +59,14 @@ class Live:
 
     def write(self, name: str, value: Tensor) -> None:
         """Write a canonical tensor into the network's own, rounded to its dtype."""
-        view = self.view(name)
+        whole = self.tensors[self.key(name)].detach()
+        # Of another memory format, such as channels_last: filled beside it, then copied in one.
+        dense = whole.contiguous()
+        view = self._in(dense, name)
         with torch.no_grad():
             view.copy_(value.reshape(view.shape))
+            if dense is not whole:
+                whole.copy_(dense)
 
     def read(self, name: str) -> Tensor:
         """Return a copy of a canonical tensor in its canonical shape."""
@@ -144,16 +151,16 @@ def recognised(model: nn.Module, facts: Mapping[str, Any] | None = None, dialect
 
     Raises:
         NotRecognised / Ambiguous: no dialect explains the state dict, or several do.
-        Refused: a tensor is not contiguous, so it cannot be written by role.
+        Refused: a tensor has one place in memory for several elements, so it cannot be written by role.
     """
     told = Semantics(**(facts or {}))
     known, speaks = _read(model, told)
     names = [dialect] if dialect else list(speaks)
     dialects = [load(DIALECTS, name) for name in names] or list(load_all(DIALECTS).values())
     state = dict(model.state_dict(keep_vars=True))
-    strided = [key for key, t in state.items() if not t.is_contiguous()]
+    strided = [k for k, t in state.items() if any(n > 1 and not s for n, s in zip(t.shape, t.stride(), strict=True))]
     if strided:
-        raise Refused(f"these tensors are not contiguous and cannot be written by role: {', '.join(strided)}")
+        raise Refused(f"these tensors are expanded and cannot be written by role: {', '.join(strided)}; .clone() them")
     first: NotRecognised | None = None
     for prefix in ("", *dict.fromkeys(f"{key.partition('.')[0]}." for key in state if "." in key)):
         inside = {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
