@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vitconv.checks.base.check import Check, Finding, Limits
 from vitconv.checks.base.context import Context
+from vitconv.checks.base.plan import Plan
 from vitconv.inits.audit.measure import even
 
 # Elements of a matrix that are looked at: an RMS of independent ones is known to 0.3 %.
@@ -38,6 +39,14 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         {"first": first[1], "peak": peak[2], "tensor": first[0]},
         (first[0],) if level == "warn" else (),
     )
+    if Plan.warmup != plan.warmup >= plan.steps:
+        yield Finding(
+            "warn",
+            f"the warm-up takes {plan.warmup} steps and the training {plan.steps}: the peak lr {plan.lr:g} is never "
+            f"reached, the last step has {plan.lr_at(plan.steps - 1):.3g}",
+            {"warmup": plan.warmup, "steps": plan.steps},
+            advice="count both in optimiser steps: warm-up in epochs times the batches of an epoch, over accumulation",
+        )
     low = [r[0] for r in rows if 0 < r[3] < limits["eps"] * plan.eps]
     if low:
         yield Finding(
@@ -70,9 +79,8 @@ CHECK = Check(
     measures="RMS of Adam's first step, lr g/(|g| + eps), over the RMS of the weight, at the warm-up's first lr and "
     "at the peak; "
     "RMS of the gradients against eps",
-    threshold="warn above 1 % in the first step (lr 1e-3 on weights of .02 is 5 %, so warm-up is needed), and when "
-    "gradients "
-    "are below 10 eps",
+    threshold="warn above 1 % in the first step (lr 1e-3 on weights of .02 is 5 %, so warm-up is needed), when "
+    "gradients are below 10 eps, and when a warm-up that is asked for outlasts the planned steps",
     advice="a warm-up, or a lower learning rate",
     cost="pass",
     run=run,
