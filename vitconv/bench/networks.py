@@ -11,6 +11,7 @@ from vitconv.bench.mutate import Mutation, embed_and_head, plain
 from vitconv.bench.mutate_block import in_blocks
 from vitconv.bench.mutate_kinds import deepnorm, distilled, res_post
 from vitconv.bench.mutate_more import every_kind
+from vitconv.bench.mutate_shapes import reshaping
 
 _SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 DEEPNORM: Mapping[str, Any] = {
@@ -77,7 +78,7 @@ def host_of(net: Any) -> Any:
 def mutations() -> list[Mutation]:
     """Return every single mutation, each fitting only the networks that it is written for."""
     kinds: tuple[tuple[Callable[[Any], bool], list[Mutation]], ...] = (
-        (plain, [*embed_and_head(), *in_blocks(), *every_kind()]),
+        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping()]),
         (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled()]),
         (lambda net: _blocks(net) == "ResPostBlock", [*res_post()]),
         (lambda net: _blocks(net) is None, [*deepnorm()]),

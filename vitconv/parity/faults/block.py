@@ -77,6 +77,16 @@ def _parallel(model: ViT, layers: Iterable[int]) -> None:
         parallel_branches(model.get_submodule(f"blocks.{i}"))
 
 
+def _from_norm(*parts: str) -> OnModel:
+    def change(model: ViT, layers: Iterable[int]) -> None:
+        from vitconv.parity.faults.swaps import residual_from_norm
+
+        for i in layers:
+            residual_from_norm(model.get_submodule(f"blocks.{i}"), parts)
+
+    return change
+
+
 def _branch_missing(*parts: str) -> OnModel:
     def change(model: ViT, layers: Iterable[int]) -> None:
         from vitconv.parity.faults.swaps import drop_branch
@@ -156,6 +166,19 @@ def _entries() -> Iterator[Fault]:
     title = "attention and MLP run side by side, on the same input"
     yield entry("parallel", title, model=_parallel, per_block=True, shows=later,
                 when=lambda c: c.facts.norm_placement == "pre")  # fmt: skip
+    for name, word, parts in (
+        ("residual", "residuals of both branches are", ("attn", "mlp")),
+        ("attn-residual", "residual of attention is", ("attn",)),
+        ("mlp-residual", "residual of the MLP is", ("mlp",)),
+    ):
+        yield entry(
+            f"{name}-from-norm",
+            f"the {word} taken behind the norm, n(x) + f(n(x)) for x + f(n(x))",
+            model=_from_norm(*parts),
+            per_block=True,
+            shows=later if "attn" in parts else ("block",),
+            when=lambda c: c.facts.norm_placement == "pre",
+        )
     for part, word in (("attn", "attention"), ("mlp", "MLP")):
         title = f"the {word} branch is left out"
         yield entry(f"{part}-branch-missing", title, model=_branch_missing(part), per_block=True)

@@ -31,12 +31,39 @@ def drop_branch(module: Any) -> None:
     replace(module, lambda x, *others: torch.zeros_like(x))
 
 
-def attend(attn: Any, softmax: Callable[[Tensor], Tensor]) -> None:
-    """Give the attention another softmax: logits [b h t t] to probabilities."""
+def apart(x: Tensor, heads: int) -> Tensor:
+    """Return [b t (h e)] as [b h t e]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def together(x: Tensor) -> Tensor:
+    """Return [b h t e] as [b t (h e)]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def viewed_apart(x: Tensor, heads: int) -> Tensor:
+    """Return the elements of [b t d] in the order they have, as [b h t e]: every head gets some of the tokens."""
+    b, t, d = x.shape
+    return x.reshape(b, heads, t, d // heads)
+
+
+def viewed_together(x: Tensor) -> Tensor:
+    """Return the elements of [b h t e] in the order they have, as [b t d]."""
+    b, h, t, e = x.shape
+    return x.reshape(b, t, h * e)
+
+
+def attend(
+    attn: Any,
+    softmax: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1),
+    divide: Callable[[Tensor, int], Tensor] = apart,
+    join: Callable[[Tensor], Tensor] = together,
+) -> None:
+    """Give the attention another softmax, logits [b h t t] to probabilities, or another way to heads and back."""
 
     def forward(queries: Tensor, others: Tensor, turn: Any = None, bias: Tensor | None = None) -> Tensor:
         def split(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
+            return divide(x, attn.heads)
 
         q, k, v = attn.q_norm(split(attn.q(queries))), attn.k_norm(split(attn.k(others))), split(attn.v(others))
         if turn is not None:
@@ -49,9 +76,15 @@ def attend(attn: Any, softmax: Callable[[Tensor], Tensor]) -> None:
             ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
         heads = softmax(logits) @ v
-        return attn.out(attn.norm(heads.transpose(1, 2).flatten(2)))
+        return attn.out(attn.norm(join(heads)))
 
     replace(attn, forward)
+
+
+def over_the_batch(attn: Any) -> None:
+    """Take the batch for the sequence: [t b d] is read where [b t d] is given."""
+    inner = attn.forward
+    replace(attn, lambda queries, others: inner(queries.transpose(0, 1), others.transpose(0, 1)).transpose(0, 1))
 
 
 def detach_probabilities(attn: Any) -> None:
@@ -123,6 +156,20 @@ def parallel_branches(block: Any) -> None:
         normed = block.norm1(x)
         attended = block.attn(normed, x if block.raw_kv else normed, *more)
         return x + one * attended + two * block.mlp(block.norm2(x))
+
+    replace(block, forward)
+
+
+def residual_from_norm(block: Any, parts: tuple[str, ...]) -> None:
+    """Add what these branches, attn or mlp, give to their norm's output: n(x) + f(n(x))."""
+
+    def forward(x: Tensor, *more: Any) -> Tensor:
+        one, two = (1.0 if ls is None else ls for ls in (block.ls1, block.ls2))
+        normed = block.norm1(x)
+        attended = one * block.attn(normed, x if block.raw_kv else normed, *more)
+        y = (normed if "attn" in parts else x) + attended
+        normed = block.norm2(y)
+        return (normed if "mlp" in parts else y) + two * block.mlp(normed)
 
     replace(block, forward)
 
