@@ -60,7 +60,9 @@ def test_one_key_less_is_never_the_same_network_in_silence(name: str) -> None:
 def test_a_wrong_shape_and_a_renamed_key_are_named(name: str) -> None:
     dialect, shapes = read(name)
     key = next(
-        k for k, s in shapes.items() if len(s) == 2 and k.endswith(("fc2.weight", "mlp.3.weight", "dense.weight"))
+        k
+        for k, s in shapes.items()
+        if len(s) == 2 and k.endswith(("fc2.weight", "mlp.3.weight", "dense.weight", "dense2.weight"))
     )
     with pytest.raises(NotRecognised, match=f"closest: {dialect}"):
         detect(shapes | {key: (shapes[key][0], shapes[key][1] + 1)}, ALL.values())

@@ -44,6 +44,10 @@ def read(raw: Any, where: str) -> Found:
     kind = fields.text("model_type")
     from vitconv.configs import hf_models
 
+    if kind in ("pvt", "pvt_v2"):
+        from vitconv.configs import hf_pvt
+
+        return hf_pvt.read(raw, where)
     if kind in ("swin", "swinv2"):
         from vitconv.configs import hf_swin
 
@@ -121,7 +125,7 @@ def read(raw: Any, where: str) -> Found:
 def _known(raw: Mapping[str, Any]) -> bool:
     from vitconv.configs import hf_models
 
-    return raw.get("model_type") in (*MODEL_TYPES, *hf_models.KINDS, "swin", "swinv2")
+    return raw.get("model_type") in (*MODEL_TYPES, *hf_models.KINDS, "swin", "swinv2", "pvt", "pvt_v2")
 
 
 def _labels(fields: Fields) -> tuple[int, tuple[str, ...]]:

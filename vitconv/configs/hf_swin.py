@@ -32,7 +32,7 @@ def read(raw: Any, where: str) -> Found:
     fields = Fields(raw, where)
     kind = fields.text("model_type")
     v2 = kind == "swinv2"
-    depths, heads = _numbers(fields, "depths", (2, 2, 6, 2)), _numbers(fields, "num_heads", (3, 6, 12, 24))
+    depths, heads = numbers(fields, "depths", (2, 2, 6, 2)), numbers(fields, "num_heads", (3, 6, 12, 24))
     if len(depths) != len(heads):
         raise fields.wrong("num_heads", f"one number for each of {len(depths)} stages")
     image, patch = fields.pair("image_size", 224), fields.pair("patch_size", 4)
@@ -42,7 +42,7 @@ def read(raw: Any, where: str) -> Found:
     act = fields.text("hidden_act", DEFAULTS["hidden_act"])
     trained = None
     if v2:
-        told = _numbers(fields, "pretrained_window_sizes", (0,) * len(depths))[: len(depths)]
+        told = numbers(fields, "pretrained_window_sizes", (0,) * len(depths))[: len(depths)]
         trained = tuple(0 if p == window else p for p in told)
     facts = Semantics(
         stage_heads=heads,
@@ -61,15 +61,25 @@ def read(raw: Any, where: str) -> Found:
     )
     refusals = [] if act in FROM_HF else [f"{where}: hidden_act {act!r} has no name here"]
     sizes = {"d_0": width, "c": fields.integer("num_channels", DEFAULTS["num_channels"]), "p": patch[0], "q": patch[1]}
+    return Found(facts, sizes, labelled(fields), (f"{where} (transformers {kind})",), (), tuple(refusals))
+
+
+def labelled(fields: Fields) -> dict[str, Any]:
+    """Return the architectures and, of a classifier, its labels in order."""
     architectures = fields.raw.get("architectures") or []
     extra: dict[str, Any] = {"architectures": tuple(map(str, architectures))}
     table = fields.inner("id2label").raw
     if table and any("ForImageClassification" in str(name) for name in architectures):
         extra["labels"] = tuple(str(v) for _, v in sorted(table.items(), key=lambda item: int(item[0])))
-    return Found(facts, sizes, extra, (f"{where} (transformers {kind})",), (), tuple(refusals))
+    return extra
 
 
-def _numbers(fields: Fields, key: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+def numbers(fields: Fields, key: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a list of whole numbers.
+
+    Raises:
+        BadFile: it is something else.
+    """
     value = fields.raw.get(key, otherwise)
     fits = isinstance(value, (list, tuple)) and value and all(type(n) is int and n >= 0 for n in value)
     if not fits:
@@ -90,7 +100,7 @@ def write(request: Request) -> Written:
     draft.only("norm_placement", "res-post" if v2 else "pre", why=f"{title} has its norms elsewhere", needed=True)
     draft.only("attention", "cosine" if v2 else "softmax", why=f"{title} attends otherwise")
     stages = len({name.split(".")[1] for name in request.names if name.startswith("stages.")})
-    depths = [_depth(request, s) for s in range(stages)]
+    depths = [depth_of(request, s) for s in range(stages)]
     if windows is not None and len(set(windows)) > 1:
         draft.refuse(f"window={','.join(map(str, windows))}: {title} has one window for all stages")
     if facts.window_width not in (None, windows):
@@ -110,7 +120,7 @@ def write(request: Request) -> Written:
         "model_type": kind,
         "embed_dim": wide[0],
         "depths": depths,
-        "num_heads": list(_each(heads, stages)),
+        "num_heads": list(each(heads, stages)),
         "window_size": (windows or (0,))[0],
         # A float: the class refuses a whole number.
         "mlp_ratio": float(ratio),
@@ -128,14 +138,8 @@ def write(request: Request) -> Written:
         "initializer_range": 0.02,
     }
     if v2:
-        config["pretrained_window_sizes"] = list(_each(trained, stages))
-    if request.has("head.weight"):
-        labels = request.extra.get("labels") or ()
-        names = labels if len(labels) == sizes["o"] else [f"LABEL_{j}" for j in range(sizes["o"])]
-        config["id2label"] = {str(j): name for j, name in enumerate(names)}
-        config["label2id"] = {name: j for j, name in enumerate(names)}
-    if request.extra.get("dtype") in _DTYPES:
-        config["torch_dtype"] = _DTYPES[request.extra["dtype"]]
+        config["pretrained_window_sizes"] = list(each(trained, stages))
+    config |= labels_of(request) | dtype_of(request)
     if v2 and facts.attention == "cosine":
         draft.notes.append(
             "transformers adds the mask of shifted windows twice in Swin V2: other numbers where it shows"
@@ -147,10 +151,30 @@ def write(request: Request) -> Written:
     return draft.close(files)
 
 
-def _depth(request: Request, s: int) -> int:
+def labels_of(request: Request) -> dict[str, Any]:
+    """Return the labels of a classifier both ways, as transformers wants them."""
+    if not request.has("head.weight"):
+        return {}
+    labels, classes = request.extra.get("labels") or (), request.sizes["o"]
+    names = labels if len(labels) == classes else [f"LABEL_{j}" for j in range(classes)]
+    return {
+        "id2label": {str(j): name for j, name in enumerate(names)},
+        "label2id": {name: j for j, name in enumerate(names)},
+    }
+
+
+def dtype_of(request: Request) -> dict[str, str]:
+    """Return the dtype of the weights in transformers' words."""
+    dtype = str(request.extra.get("dtype"))
+    return {"torch_dtype": _DTYPES[dtype]} if dtype in _DTYPES else {}
+
+
+def depth_of(request: Request, s: int) -> int:
+    """Return the number of blocks of a stage."""
     return len({n.split(".")[3] for n in request.names if n.startswith(f"stages.{s}.blocks.")})
 
 
-def _each(values: tuple[int, ...] | None, stages: int) -> tuple[int, ...]:
+def each(values: tuple[int, ...] | None, stages: int) -> tuple[int, ...]:
+    """Return a number for every stage, where one may stand for all."""
     values = values or (0,)
     return values * stages if len(values) == 1 else values

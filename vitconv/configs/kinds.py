@@ -86,6 +86,8 @@ _WRITERS: Mapping[str, str] = MappingProxyType(
         "hf-swin": "hf_swin",
         "hf-swin-5": "hf_swin",
         "hf-swinv2": "hf_swin",
+        "hf-pvt": "hf_pvt",
+        "hf-pvtv2": "hf_pvt",
         "xformers": "xformers_write",
         "xformers-fused": "xformers_write",
     }
