@@ -15,6 +15,47 @@ def shown(name: str) -> str:
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return an error of foreign code in one line: its kind, its first line, and where in the user's files it arose."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    words = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    places = []
+    at = error.__traceback__
+    while at is not None:
+        places.append((at.tb_frame.f_code.co_filename, at.tb_lineno))
+        at = at.tb_next
+    # Of a library, and of vitconv itself, a line says nothing to the one who reads the message.
+    own = [f"{name}, line {line}" for name, line in places if not _of_a_library(name)]
+    return f"{words} ({own[-1]})" if own else words
+
+
+def by_foreign_code(error: BaseException) -> bool:
+    """Return whether an error arose in what a host runs, or in torch's backward pass, and not in vitconv's own code."""
+    # A generator on the way makes a RuntimeError of a StopIteration, which is then its cause.
+    raised = error.__cause__ if isinstance(error.__cause__, StopIteration) else error
+    names = []
+    at = raised.__traceback__
+    while at is not None:
+        names.append(at.tb_frame.f_code.co_filename.replace("\\", "/"))
+        at = at.tb_next
+    inside = [i for i, name in enumerate(names) if name.startswith(_HERE)]
+    hosts = [i for i in inside if "/hosts/" in names[i].removeprefix(_HERE)]
+    if isinstance(raised, RecursionError):
+        # It arises wherever the stack ends, which may be in a hook of vitconv's.
+        return bool(hosts)
+    last = inside[-1] if inside else -1
+    after = names[last + 1 :]
+    return bool(after) and (last in hosts or any(name.endswith("torch/autograd/graph.py") for name in after))
+
+
+_HERE = __file__.replace("\\", "/").rpartition("/")[0]
+
+
+def _of_a_library(name: str) -> bool:
+    name = name.replace("\\", "/")
+    return name.startswith(("<", _HERE)) or "/site-packages/" in name or "/lib/python" in name
+
+
 class VitconvError(Exception):
     """Root of every error that vitconv raises on purpose."""
 

@@ -118,6 +118,8 @@ def _tokens(built: Built, images: Tensor) -> int:
         return images.shape[1]
     with torch.no_grad(), recording({"embed": built.taps["embed"]}) as seen:
         built.run(built.module, images)
+    if "embed" not in seen.values():
+        raise NotApplicable("its first block runs several times in a pass, so what a mask has to cover is not known")
     return seen.values()["embed"].shape[1]
 
 

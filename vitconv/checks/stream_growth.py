@@ -103,6 +103,9 @@ def _one_step(context: Context, limits: Limits) -> Iterator[Finding]:
     with moved, torch.no_grad(), recording(blocks) as after:
         built.run(built.module, image)
     now = {n: rms(x) for n, x in after.values().items()}
+    if not now:
+        # A block that runs several times in a pass leaves no value of its own.
+        return
     last = blocks_of(now_name + ".x" for now_name in now)[-1]
     before = rms(seen.taps[last][:FEW])
     if before == 0.0:

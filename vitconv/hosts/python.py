@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitconv.errors import Refused, UsageError
+from vitconv.errors import Refused, UsageError, VitconvError, in_a_line
 from vitconv.hosts import reference, timm, torchvision, transformers, xformers, xformers_style
 from vitconv.hosts.base.facts import activation_fact, eps_facts, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
@@ -78,9 +78,16 @@ def load(reference_text: str) -> Callable[..., Any] | nn.Module:
     if not colon or not where or not name:
         raise UsageError(f"python:{reference_text}: expected package.module:factory or file.py:factory")
     try:
-        module = _from_file(Path(where)) if where.endswith(".py") else import_module(where)
+        module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
+    except VitconvError:
+        raise
     except ModuleNotFoundError as e:
-        raise UsageError(f"python:{reference_text}: no module {e.name!r} on the Python path") from e
+        raise UsageError(
+            f"python:{reference_text}: no module {e.name!r} on the Python path, nor in the folder you are in; set "
+            f"PYTHONPATH, or name the file: python:path/file.py:{name}"
+        ) from e
+    except (Exception, SystemExit) as e:
+        raise UsageError(f"python:{reference_text}: {where} cannot be imported: {in_a_line(e)}") from e
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
@@ -89,6 +96,14 @@ def load(reference_text: str) -> Callable[..., Any] | nn.Module:
     if not callable(target):
         raise UsageError(f"python:{reference_text}: {name} is {type(target).__name__}, expected a factory or a module")
     return target
+
+
+def _from_path(where: str) -> Any:
+    """Import a module; one of the folder that the user is in is found too, after all that is installed."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    return import_module(where)
 
 
 def _from_file(path: Path) -> Any:
@@ -108,7 +123,11 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     """Tell what this network is: as the host of its library does, else by the names of its modules."""
     for known in _HOSTS:
         if known.HOST.accepts(module):
-            built = known.HOST.describe(module, spec)
+            try:
+                built = known.HOST.describe(module, spec)
+            # With parts of the user's own in it, a library's network lacks what its host reads.
+            except (AttributeError, KeyError, IndexError, StopIteration, TypeError):
+                break
             # One that is derived from a library's network may give its tensor in something of its own.
             return built if known in (transformers, xformers) else replace(built, run=partial(_unpacked, built.run))
     dialects, places = _recognised(module)
@@ -158,6 +177,11 @@ def _tensor_of(module: nn.Module, y: Any) -> Tensor:
     if isinstance(y, (tuple, list)) and y:
         y = y[0]
     if isinstance(y, Tensor):
+        if not y.dim() or not y.numel() or y.is_complex():
+            raise Refused(
+                f"{type(module).__name__} gives a {str(y.dtype).removeprefix('torch.')} tensor of shape "
+                f"{list(y.shape)}; expected real numbers, with the images of the batch along the first axis"
+            )
         return y
     for name in ("CLS", "logits", "pooler_output", "last_hidden_state", "output"):
         value = y.get(name) if isinstance(y, dict) else getattr(y, name, None)

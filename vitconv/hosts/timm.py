@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitconv.errors import Refused, UsageError
 from vitconv.hosts._timm import FAMILIES, Family, family_of
 from vitconv.hosts.base import stages
-from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind, scale_fact
+from vitconv.hosts.base.facts import activation_fact, common, eps_facts, heads_of, norm_kind, scale_fact
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
 from vitconv.hosts.base.survey import survey
@@ -109,6 +109,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         return stages.describe(module, spec, kind)
     family = family_of(module)
     assert family is not None
+    if not len(net.blocks):
+        raise Refused(f"timm's {type(net).__name__} has no blocks (depth 0): there is nothing to look at")
     block = type(net.blocks[0]).__name__
     if "Parallel" in block:
         raise Refused(f"timm's {block} has no counterpart here: its branches do not follow one another")
@@ -142,12 +144,12 @@ def _facts(
     placement = common(_PLACEMENT.get(type(b).__name__) for b in blocks)
     return Semantics().replaced(
         {
-            "heads": common(a.num_heads for a in attentions),
+            "heads": heads_of(attentions),
             "norm_placement": placement,
             "norm_kind": norm_kind(places),
             "activation": activation_fact(places),
             "attention": "softmax",
-            "attention_scale": common(scale_fact(a.scale, _head_width(a)) for a in attentions),
+            "attention_scale": common(_scale(a) for a in attentions),
             "kv_normalised": True if placement is not None else None,
             "pooling": pooling,
             "pool_heads": _pool_heads(net, attentions),
@@ -163,9 +165,12 @@ def _pool_heads(net: Any, attentions: list[Any]) -> int | None:
     return None if heads == common(a.num_heads for a in attentions) else heads
 
 
-def _head_width(attention: Any) -> int:
-    width = getattr(attention, "head_dim", None)
-    return int(width or attention.qkv.weight.shape[0] // (3 * attention.num_heads))
+def _scale(attention: Any) -> float | None:
+    """Return the scale of the logits, or None for an attention of the user's own, which does not say it."""
+    width, heads = getattr(attention, "head_dim", None), getattr(attention, "num_heads", None)
+    if width is None and heads and hasattr(attention, "qkv"):
+        width = attention.qkv.weight.shape[0] // (3 * heads)
+    return scale_fact(attention.scale, int(width)) if width and hasattr(attention, "scale") else None
 
 
 def _channels(net: Any) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError
 from vitconv.hosts.base import stages
-from vitconv.hosts.base.facts import activation_fact, common, eps_facts, norm_kind
+from vitconv.hosts.base.facts import activation_fact, common, eps_facts, heads_of, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.places import depth, locate, taps_of
 from vitconv.hosts.base.survey import survey
@@ -98,12 +98,12 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     side = net.image_size // net.patch_size
     facts = Semantics().replaced(
         {
-            "heads": common(a.num_heads for a in attentions),
+            "heads": heads_of(attentions),
             "norm_placement": "pre",
             "norm_kind": norm_kind(places),
             "activation": activation_fact(places),
             "attention": "softmax",
-            "attention_scale": common(a.head_dim**-0.5 for a in attentions),
+            "attention_scale": common(a.head_dim**-0.5 if hasattr(a, "head_dim") else None for a in attentions),
             "kv_normalised": True,
             "pooling": "token",
             "position": "learned",

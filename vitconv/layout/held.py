@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitconv.errors import Refused
@@ -21,6 +21,13 @@ def refuse_unheld(parameters: Iterable[tuple[str, Any]], whose: str) -> None:
         Refused: some hold nothing; the message says which and how to bring their elements back.
     """
     named = tuple(parameters)
+    _refuse(
+        [name for name, p in named if hasattr(p, "materialize")],
+        len(named),
+        whose,
+        "are of lazy modules, which have no shape until they are run",
+        "run the network once on an image of its size before it is given away",
+    )
     meta = [name for name, p in named if p.is_meta]
     # A table of no rows is a tensor of its own; one axis of length 0 is what stays of any parameter.
     away = [name for name, p in named if not p.is_meta and tuple(p.shape) == (0,)]
@@ -40,6 +47,21 @@ def refuse_unheld(parameters: Iterable[tuple[str, Any]], whose: str) -> None:
         "gather them first, with deepspeed.zero.GatheredParameters(module.parameters(), modifier_rank=0), or build the "
         "network outside of deepspeed.zero.Init",
     )
+
+
+def refuse_foreign(state: Mapping[str, Any], whose: str) -> None:
+    """Refuse a state dict that holds what is no tensor, such as the packed weights of a quantised module.
+
+    Raises:
+        Refused: it does; the message says what.
+    """
+    found = [name for name, value in state.items() if not hasattr(value, "is_meta") and "_extra_state" not in name]
+    if found:
+        what = f"{found[0]} is {type(state[found[0]]).__name__}"
+        raise Refused(
+            f"the state dict of {whose} holds {len(found)} entries that are no tensors ({what}), as quantised modules "
+            "have: their weights are packed; give the network as it was before it was quantised"
+        )
 
 
 def _refuse(names: list[str], count: int, whose: str, what: str, cure: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from vitconv.errors import Refused, UsageError, VitconvError
+from vitconv.errors import Refused, UsageError, VitconvError, in_a_line
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import IMAGES, RESIZED, probe_images, probe_weights, resized_image
@@ -22,16 +22,16 @@ KEEP_BYTES = 1 << 30
 
 
 # What torch and hand-written kernels answer a dtype with that they do not know.
-_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, IndexError)
+# A side is anybody's code: it may end with anything, and SystemExit would end vitconv without a word.
+_ERRORS = (Exception, SystemExit)
 
 
 class CannotRun(Refused):
     """A side's own code ended with an error."""
 
-    def __init__(self, side: Side, precision: str, error: Exception) -> None:
-        lines = str(error).strip().splitlines() or ["without a word"]
+    def __init__(self, side: Side, precision: str, error: BaseException) -> None:
         self.label, self.precision = side.label, precision
-        self.said = f"{type(error).__name__}: {lines[0]}"
+        self.said = in_a_line(error)
         super().__init__(f"{side.label} ({side.spec}) does not run in {precision}: {self.said}")
 
 
@@ -226,6 +226,8 @@ class Pair:
                 blockwise=self.blockwise,
                 seed=seed,
             )
+        except VitconvError:
+            raise
         except _ERRORS as e:
             raise CannotRun(side, precision, e) from e
         done = self._in_shared_terms(done, side, of)

@@ -58,10 +58,10 @@ class Plan:
             if not _number(value) or value < 0 or (above and value == 0) or (name == "smoothing" and value >= 1):
                 least = "a number above 0" if above else "a number of at least 0"
                 raise _wrong(name, value, f"{least} and below 1" if name == "smoothing" else least)
-        for name, least in (("warmup", 0), ("steps", 1), ("batch", 1), ("seed", 0)):
+        for name, lowest in (("warmup", 0), ("steps", 1), ("batch", 1), ("seed", 0)):
             value = getattr(self, name)
-            if not _number(value) or value != int(value) or not least <= value < 2**63:
-                raise _wrong(name, value, f"a whole number of at least {least}")
+            if not _number(value) or value != int(value) or not lowest <= value < 2**63:
+                raise _wrong(name, value, f"a whole number of at least {lowest}")
             object.__setattr__(self, name, int(value))
         if self.precision not in _PRECISIONS:
             raise _wrong("precision", self.precision, f"one of {', '.join(_PRECISIONS)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vitconv.checks.base.check import COSTS, Check, Finding, Level, NotApplicable, Undecided, worst
 from vitconv.checks.base.context import Context
-from vitconv.errors import Refused, UsageError
+from vitconv.errors import Refused, UsageError, by_foreign_code, in_a_line
 from vitconv.registry import CHECKS, load_all, unknown
 
 # Without being asked for, what trains is not run.
@@ -103,6 +103,12 @@ def run_one(context: Context, check: Check, limits: Mapping[str, float] | None =
         return Outcome(check, skipped=str(e), seconds=time.perf_counter() - start)
     except (Undecided, Refused) as e:
         return Outcome(check, skipped=str(e), undecided=True, seconds=time.perf_counter() - start)
+    # A network that is the user's may end with anything; SystemExit would end vitconv without a word.
+    except (Exception, SystemExit) as e:
+        if not by_foreign_code(e):
+            raise
+        said = f"the network ends with an error: {in_a_line(e)}"
+        return Outcome(check, skipped=said, undecided=True, seconds=time.perf_counter() - start)
     return Outcome(check, findings, seconds=time.perf_counter() - start)
 
 

@@ -19,6 +19,11 @@ def common(values: Iterable[object]) -> object:
     return distinct[0] if len(distinct) == 1 else None
 
 
+def heads_of(attentions: Iterable[object]) -> object:
+    """Return the head count that all state, or None where one is the user's own and states none."""
+    return common(getattr(a, "num_heads", None) for a in attentions)
+
+
 def eps_facts(places: Mapping[str, nn.Module]) -> dict[str, object]:
     """Return norm_eps, final_norm_eps, embed_norm_eps and qk_norm_eps; a fact on which norms disagree is left out."""
     final = [m for name, m in places.items() if name in ("norm", "pool.norm")]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from vitconv.errors import UsageError
-from vitconv.layout.held import refuse_unheld
+from vitconv.errors import UsageError, VitconvError, in_a_line
+from vitconv.layout.held import refuse_foreign, refuse_unheld
 from vitconv.layout.semantics import Semantics
 
 if TYPE_CHECKING:
@@ -123,10 +123,18 @@ class Host:
             from vitconv.hosts.base.kernels import check_kernels
 
             check_kernels(spec.options)
-            return make(_own(spec))
+            try:
+                return make(_own(spec))
+            except VitconvError:
+                raise
+            # What a library, or the user's own code, ends with; SystemExit would end vitconv without a word.
+            except (Exception, SystemExit) as e:
+                what = f"{self.name}:{spec.model}" if spec.model else self.name
+                raise UsageError(f"{what} cannot be built with these arguments: {in_a_line(e)}") from e
 
         def described(module: nn.Module, spec: Spec) -> Built:
             refuse_unheld(module.named_parameters(), type(module).__name__)
+            refuse_foreign(module.state_dict(), type(module).__name__)
             built = describe(module, _own(spec))
             if "kernels" not in spec.options:
                 return built
