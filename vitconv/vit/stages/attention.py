@@ -30,10 +30,14 @@ class Projections(nn.Module):
         """Return [b t (h e)] as [b h t e]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
+    def usual_scale(self) -> float:
+        """Return 1 / sqrt(e)."""
+        return float((self.q.out_features // self.heads) ** -0.5)
+
     def softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Attend by softmax, logits q k^T / sqrt(e) + bias, from and to [b t (h e)]."""
+        """Attend by softmax, logits q k^T scale + bias, from and to [b t (h e)]; for those that have a scale."""
         q, k, v = (self.split(x) for x in (q, k, v))
-        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        logits = (q * self.scale) @ k.transpose(-2, -1)
         logits = logits if bias is None else logits + bias
         return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
@@ -48,7 +52,7 @@ class WindowAttention(Projections):
     def __init__(self, config: StagesConfig, s: int, i: int) -> None:
         super().__init__(config, s, i)
         at = f"stages.{s}.blocks.{i}.attn."
-        self.window = config.window(s, i)
+        self.window, self.scale = config.window(s, i), self.usual_scale()
         self.cosine = f"{at}logit_scale" in config.shapes
         if self.cosine:
             # Made once, in float32 whatever is computed in, as every codebase does.
@@ -63,8 +67,7 @@ class WindowAttention(Projections):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Attend in x: [windows t d]; `mask` [windows-of-an-image t t] is added to the logits."""
-        # Swin V2 has no key bias: torchvision stores one and sets it to zero in every forward pass.
-        q, k, v = self.q(x), F.linear(x, self.k.weight, None if self.cosine else self.k.bias), self.v(x)
+        q, k, v = self.q(x), self.keys(x), self.v(x)
         bias = self.bias()
         if mask is not None:
             bias = bias + mask.to(x.dtype)[:, None]
@@ -72,16 +75,28 @@ class WindowAttention(Projections):
         if not self.cosine:
             return self.out(self.softmax(q, k, v, bias))
         q, k, v = (self.split(y) for y in (q, k, v))
-        scale = self.logit_scale.clamp(max=log(100.0)).exp()[:, None, None]
-        logits = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale + bias
+        logits = self.unit(q) @ self.unit(k).transpose(-2, -1) * self.sharpness()[:, None, None] + bias
         return self.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Return the keys: Swin V2 has no bias there, torchvision stores one and sets it to zero in every pass."""
+        return F.linear(x, self.k.weight, None if self.cosine else self.k.bias)
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Return x: [... e] over its length."""
+        return F.normalize(x, dim=-1)
+
+    def sharpness(self) -> Tensor:
+        """Return what a cosine is multiplied with: [h]."""
+        return self.logit_scale.clamp(max=log(100.0)).exp()
 
     def bias(self) -> Tensor:
         """Return what is added to the logits for every pair of places in the window: [h t t]."""
-        table = self.table if not self.cosine else 16 * torch.sigmoid(self._from_coordinates())
+        table = self.table if not self.cosine else 16 * torch.sigmoid(self.from_coordinates())
         return table[pairs(self.window).to(table.device)].permute(2, 0, 1)
 
-    def _from_coordinates(self) -> Tensor:
+    def from_coordinates(self) -> Tensor:
+        """Return the table that the MLP makes of the relative places: [t h]."""
         return self.cpb.down(F.relu(self.cpb.up(self.places.to(self.cpb.up.weight))))
 
 
@@ -90,7 +105,7 @@ class ReducedAttention(Projections):
 
     def __init__(self, config: StagesConfig, s: int, i: int) -> None:
         super().__init__(config, s, i)
-        self.reduce = Reduction(config, s, i, self)
+        self.reduce, self.scale = Reduction(config, s, i, self), self.usual_scale()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Attend in x: [b t d] on a grid."""

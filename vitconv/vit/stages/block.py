@@ -91,11 +91,15 @@ class StageBlock(nn.Module):
         size = image.shape[1], image.shape[2]
         windows = image.unflatten(2, (-1, wide)).unflatten(1, (-1, high)).transpose(2, 3)
         tokens = windows.flatten(0, 2).flatten(1, 2)
-        mask = apart(window, size, shift) if any(shift) else None
+        mask = self.mask(window, size, shift)
         y = self.attn(tokens, None if mask is None else mask.to(x.device))
         y = y.reshape(*windows.shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
         y = y[:, : grid[0], : grid[1]].roll(shift, (1, 2)) if self.rule == "timm" else y.roll(shift, (1, 2))
         return y[:, : grid[0], : grid[1]].flatten(1, 2)
+
+    def mask(self, window: Window, size: Grid, shift: tuple[int, int]) -> Tensor | None:
+        """Return what keeps places apart that the shift brought together, or None without a shift."""
+        return apart(window, size, shift) if any(shift) else None
 
     def shift(self, window: Window, grid: Grid) -> tuple[int, int]:
         """Return by how much the windows of this block are shifted on a map.

@@ -86,8 +86,8 @@ class Merge(nn.Module):
         return (y if self.out_norm is None else self.out_norm(y)), half
 
 
-class Stage(nn.Module):
-    """What leads into a stage, its blocks, and the norm at its end, each where the tensors have it."""
+class Entry(nn.Module):
+    """What leads into a stage: merging or convolution, positions, class token, each where the tensors have it."""
 
     def __init__(self, config: StagesConfig, s: int) -> None:
         super().__init__()
@@ -98,11 +98,9 @@ class Stage(nn.Module):
         self.pos = nn.Parameter(torch.zeros(config.shapes[f"{at}pos"])) if config.has(f"{at}pos") else None
         self.cls = nn.Parameter(torch.zeros(d)) if config.has(f"{at}cls") else None
         self.pos_cls = nn.Parameter(torch.zeros(d)) if config.has(f"{at}pos_cls") else None
-        self.blocks = nn.ModuleList(StageBlock(config, s, i) for i in range(config.depths[s]))
-        self.norm = Norm(d, facts.norm_eps or 0.0) if config.has(f"{at}norm") else nn.Identity()
 
-    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
-        """Map the tokens of the stage before, [b t before] on a grid, to those of this one."""
+    def enter(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        """Map the tokens of the stage before, [b t before] on a grid, to those of the first block of this one."""
         if self.merge is not None:
             x, grid = self.merge(x, grid)
         if self.patch is not None:
@@ -114,9 +112,29 @@ class Stage(nn.Module):
         if self.cls is not None:
             row = self.cls if self.pos_cls is None else self.cls + self.pos_cls
             x = torch.cat([row.expand(len(x), 1, -1), x], 1)
+        return x, grid
+
+
+class Stage(Entry):
+    """What leads into a stage, its blocks, and the norm at its end, where the tensors have one."""
+
+    def __init__(self, config: StagesConfig, s: int) -> None:
+        super().__init__(config, s)
+        self.blocks = nn.ModuleList(StageBlock(config, s, i) for i in range(config.depths[s]))
+        self.norm = end_of(config, s)
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        """Map the tokens of the stage before, [b t before] on a grid, to those of this one."""
+        x, grid = self.enter(x, grid)
         for block in self.blocks:
             x = block(x, grid)
         return self.norm(x), grid
+
+
+def end_of(config: StagesConfig, s: int) -> nn.Module:
+    """Return the norm at the end of a stage, or nothing."""
+    present = config.has(f"stages.{s}.norm")
+    return Norm(config.width(s), config.facts.norm_eps or 0.0) if present else nn.Identity()
 
 
 class StageViT(nn.Module):
