@@ -149,6 +149,29 @@ def test_a_network_that_nothing_can_train(made: Callable[[], nn.Module], says: s
     assert says in text
 
 
+def norms_kept(net: nn.Module) -> nn.Module:
+    for norm in net.norms:
+        norm.float()
+    return net
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "says"),
+    [
+        pytest.param(lambda n: n.half(), 1, "25 of 25 parameters are float16", id="LAVIS#279"),
+        pytest.param(lambda n: norms_kept(n.half()), 1, "LayerNorm float32, Linear float16", id="CLIP#40-norms-kept"),
+        pytest.param(lambda n: n.bfloat16(), 0, "25 of 25 parameters are bfloat16", id="all-bfloat16"),
+        pytest.param(lambda n: n, 0, "", id="float32"),
+    ],
+)
+def test_parameters_in_half_precision_of_any_names(made: Callable, code: int, says: str) -> None:
+    got, text = said(made(Own(fused, std=0.1)), "amp-fp16")
+    assert got == code
+    assert says in text
+    assert ("GradScaler refuses" in text) == (code == 1)
+    assert ("keep parameters in float32" in text) == bool(says)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16"])
 def test_the_right_network_has_no_error(precision: str) -> None:
     code, text = said(Own(fused, std=0.1), precision)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
 
 from vitconv.checks.base.check import Check, Finding, Limits
 from vitconv.checks.base.context import Context
@@ -88,28 +87,46 @@ def _final_norm(context: Context) -> Iterator[Finding]:
 
 
 def _dtype(context: Context) -> Iterator[Finding]:
-    if context.weights is None:
-        return
-    half = [n for n, t in context.weights.items() if t.dtype in (torch.float16, torch.bfloat16)]
+    """Tell parameters in half precision, by kind of layer where the kinds are known."""
+    if context.weights is not None:
+        kept = {n: t.dtype for n, t in context.weights.items()}
+        kind_of = _kind
+    else:
+        kept = {n: dtype for n, dtype in context.stored.items() if dtype.is_floating_point}
+        owners = {} if context.built is None else dict(context.built.module.named_modules())
+
+        def kind_of(name: str) -> str:
+            return type(owners[name.rpartition(".")[0]]).__name__
+
+    half = [n for n, dtype in kept.items() if dtype in (torch.float16, torch.bfloat16)]
     if half and not context.trained:
-        kinds = sorted({_short(context.weights[n].dtype) for n in half})
+        kinds = sorted({_short(kept[n]) for n in half})
         eps16 = "float16" in kinds
         yield Finding(
             "error" if eps16 else "warn",
-            f"{len(half)} of {len(context.weights)} parameters are {', '.join(kinds)} ({_policy(context.weights)})"
-            + ("; Adam's eps 1e-8 is 0 in float16, so its first step divides by zero" if eps16 else ""),
+            f"{len(half)} of {len(kept)} parameters are {', '.join(kinds)} ({_policy(kept, kind_of)})"
+            + (
+                "; Adam's eps 1e-8 is 0 in float16, so its first step divides by zero, and GradScaler refuses to "
+                "unscale float16 gradients"
+                if eps16
+                else ""
+            ),
             {"half": len(half)},
             tuple(half[:8]),
             "keep parameters in float32 and let autocast make half-precision copies",
         )
 
 
-def _policy(weights: Mapping[str, Tensor]) -> str:
+def _kind(name: str) -> str:
+    """Return the kind of layer of a canonical name."""
+    return "norms" if "norm" in name else "embeddings" if name.startswith("embed.") else "linear layers"
+
+
+def _policy(kept: Mapping[str, torch.dtype], kind_of: Callable[[str], str]) -> str:
     """Return the dtypes by kind of layer."""
     found: dict[str, set[str]] = {}
-    for name, t in weights.items():
-        kind = "norms" if "norm" in name else "embeddings" if name.startswith("embed.") else "linear layers"
-        found.setdefault(kind, set()).add(_short(t.dtype))
+    for name, dtype in kept.items():
+        found.setdefault(kind_of(name), set()).add(_short(dtype))
     return ", ".join(f"{kind} {' and '.join(sorted(dtypes))}" for kind, dtypes in sorted(found.items()))
 
 

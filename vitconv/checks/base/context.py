@@ -41,6 +41,7 @@ class Context:
         vary: the variants to train, {axis: value} each; see `vitconv.checks.base.variants`.
         lacking: why there is no network, or no canonical view.
         notes: what the user should know.
+        stored: {its own name: dtype} of the parameters as they were kept, where that is known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Context:
     vary: tuple[Mapping[str, str], ...] = ()
     lacking: str = ""
     notes: tuple[str, ...] = ()
+    stored: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def network(self) -> Built:

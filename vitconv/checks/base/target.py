@@ -169,6 +169,8 @@ def _hosted(text: str, wanted: Wanted) -> Context:
 
 def _as_stored(context: Context, stored: Mapping[str, torch.dtype]) -> Context:
     """Give the canonical weights the half-precision dtypes that the network's own tensors have."""
+    own = {name: stored[name] for name, _ in context.network.module.named_parameters() if name in stored}
+    context = dataclasses.replace(context, stored=own)
     bridge, weights = context.bridge, context.weights
     halves = (torch.float16, torch.bfloat16)
     if bridge is None or weights is None or not any(dtype in halves for dtype in stored.values()):
@@ -185,7 +187,7 @@ def _live(module: nn.Module, wanted: Wanted, name: str) -> Context:
     built = host.describe(copy.deepcopy(module).float().eval(), spec)
     stored = {n: p.dtype for n, p in module.named_parameters()}
     halves = sorted({str(d).removeprefix("torch.") for d in stored.values() if d in (torch.float16, torch.bfloat16)})
-    context = _seen(name, built, spec, wanted)
+    context = dataclasses.replace(_seen(name, built, spec, wanted), stored=stored)
     if halves and context.weights is not None and context.bridge is not None:
         weights = context.bridge.read(state_of(module))
         return dataclasses.replace(context, weights=weights)

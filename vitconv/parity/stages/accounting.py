@@ -136,12 +136,39 @@ def _unstated(pair: Pair) -> Row:
     return Row("weights", "warn", f"{said}; those the networks came with differ in {which}; {how}")
 
 
+def _came_with(side: Side) -> Iterator[Row]:
+    """Compare what the user's own network came with, when most of it is what it is given: it was loaded, and not whole.
+
+    One that was never loaded has nothing in common with the weights but what every init holds, such as zeros.
+    """
+    if side.own or side.weights is None or side.host.name != "python":
+        return
+    came = side.bridge.read(state_of(side.built.module))
+    drawn = {n: t for n, t in side.weights.items() if n in came and t.numel() > 1 and bool((t != t.flatten()[0]).any())}
+    # Rounding to the network's own dtype is no difference.
+    unequal = [n for n, t in drawn.items() if not torch.equal(came[n], t.to(came[n].dtype))]
+    if not unequal or 2 * len(unequal) >= len(drawn):
+        return
+    names = collapse(unequal)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    yield Row(
+        f"{side.label}: came with",
+        "fail",
+        f"{len(drawn) - len(unequal)} of {len(drawn)} tensors that the network comes with are those of {side.origin}, "
+        f"and {', '.join(names[:SHOWN])}{more} are others: they were not loaded, or were drawn anew after it; "
+        "everything below is run with the given weights in their place",
+        {"same": len(drawn) - len(unequal), "of": len(drawn)},
+    )
+
+
 def _weights(pair: Pair) -> Iterator[Row]:
     a, b = pair.a, pair.b
     if a.weights is None or b.weights is None:
         yield _unstated(pair)
         return
     carried = next((s for s in (a, b) if not s.own), None)
+    for side in (a, b):
+        yield from _came_with(side)
     if carried is not None:
         yield Row("weights", "ok", f"the same for both, from {carried.origin}")
         if not (a.own and b.own) and (a.edits or b.edits):
