@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.conversion.backbone import backbone_hash, heads_of
+from vitconv.conversion.crowd import fewer
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.recognise import Recognised, recognise_open
 from vitconv.errors import NotRecognised, Refused
@@ -91,15 +92,18 @@ def inspect(path: str | Path, wishes: Wishes | None = None, *, health: bool = Fa
     """
     wishes = wishes or Wishes()
     with open_checkpoint(path, ignore_index=wishes.ignore_index) as checkpoint:
-        found = branches(checkpoint)
         recognised: Recognised | None = None
         problem: NotRecognised | Refused | None = None
         try:
             recognised = recognise_open(checkpoint, wishes)
         except (NotRecognised, Refused) as e:
             problem = e
+        # What is no network for some of very many tensors has the branches that these have.
+        some = None if recognised or health else fewer(checkpoint)
+        found = branches(some or checkpoint)
         taken = _taken(found, recognised, wishes)
         tensors = list(recognised.stored.values()) if recognised else list(taken.tensors.values()) if taken else []
+        tensors = list(checkpoint.tensors) if some else tensors
         infos = tuple(_info(b, taken, checkpoint, measure=health) for b in found)
         return Inspection(
             path=Path(path),

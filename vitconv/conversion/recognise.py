@@ -14,6 +14,7 @@ from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special, check_choices
 from vitconv.conversion.companions import factors, refuse_quantised
+from vitconv.conversion.crowd import refuse_crowd
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
 from vitconv.conversion.pick import largest, pick
@@ -113,6 +114,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     dialects = Candidates(wishes.from_)
     if dialects.name:
         dialects.every()  # An unknown name is told before anything else.
+    refuse_crowd(checkpoint, lambda some: recognise_open(some, wishes))
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))

@@ -167,7 +167,7 @@ def _is_size(value: object) -> bool:
 
 def _check_cover(file: File, ranges: list[tuple[int, int, str]], size: int) -> None:
     position = 0
-    before = "the header"
+    before: str | None = None
     for begin, end, key in ranges:
         if end > size:
             raise BadFile(
@@ -175,7 +175,7 @@ def _check_cover(file: File, ranges: list[tuple[int, int, str]], size: int) -> N
             )
         if begin != position:
             kind = "overlaps" if begin < position else f"leaves a hole of {begin - position} bytes after"
-            raise BadFile(f"{file.path}: {some([key])} {kind} {before}")
-        position, before = end, some([key])
+            raise BadFile(f"{file.path}: {some([key])} {kind} {some([before]) if before is not None else 'the header'}")
+        position, before = end, key
     if position != size:
         raise BadFile(f"{file.path}: the last {size - position} bytes belong to no tensor")

@@ -282,5 +282,7 @@ def _ties(tensors: Iterable[Stored]) -> tuple[tuple[tuple[str, ...], ...], ...]:
     for stored in tensors:
         if stored.nbytes:
             form = stored.nbytes if stored.contiguous else (stored.shape, stored.strides)
-            groups.setdefault((stored.blob, stored.start, stored.dtype, form), []).append(stored.path)
+            blob = stored.blob
+            place = (blob.file, blob.offset, blob.nbytes, blob.member)
+            groups.setdefault((place, stored.start, stored.dtype, form), []).append(stored.path)
     return tuple(tuple(paths) for paths in groups.values() if len(paths) > 1)

@@ -375,6 +375,10 @@ def collapse(keys: Iterable[str]) -> list[str]:
     return out
 
 
+# Layers of a network stand in fewer runs.
+_MOST_RUNS = 24
+
+
 def _span(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
@@ -384,4 +388,7 @@ def _span(numbers: list[int]) -> str:
             runs[-1][1] = n
         else:
             runs.append([n, n])
-    return "{" + ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs) + "}"
+    said = [str(a) if a == b else f"{a}..{b}" for a, b in runs]
+    if len(said) > _MOST_RUNS:
+        said = [*said[:8], f"and {len(numbers) - sum(b - a + 1 for a, b in runs[:8])} more"]
+    return "{" + ",".join(said) + "}"
