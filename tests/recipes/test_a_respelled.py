@@ -81,3 +81,22 @@ def test_a_row_too_many_without_a_class_token_is_warned_of(
     answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors", "--to", "timm")
     assert answer.code == 0, answer.text
     assert ("make no grid of several rows" in answer.out) == warned
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone.", "module.backbone."])
+def test_attention_as_mmsegmentation_names_it(prefix: str, tmp_path: Path) -> None:
+    """open-mmlab/mmsegmentation#1288."""
+    state, out = rand_t(head=False), tmp_path / "o.safetensors"
+    answer = vitconv("convert", save(tmp_path / "t.pth", state), tmp_path / "mm.safetensors", "--to", "mmpretrain")
+    assert answer.code == 0, answer.text
+    names = {"attn.qkv.": "attn.attn.in_proj_", "attn.proj.": "attn.attn.out_proj."}
+    spelled: State = {}
+    for key, value in tensors(tmp_path / "mm.safetensors").items():
+        for one, two in names.items():
+            key = key.replace(one, two)
+        spelled[prefix + key.removeprefix("backbone.")] = value
+    source = save(tmp_path / "s.pth", {"state_dict": spelled, "meta": {"CLASSES": ("a", "b")}})
+    answer = vitconv("convert", source, out, "--to", "timm", "--prove")
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), state)
+    assert "mmsegmentation's configurations say the eps" in answer.out

@@ -17,18 +17,28 @@ _USUAL = {"gamma": "weight", "beta": "bias"}
 # transformers 5 writes the blocks of a ViTMSN with a classifier beside the `vit.` that holds them (5.24.0).
 _OUTSIDE = re.compile(r"encoder\.layer\.\d+\..*")
 _INSIDE = "vit.embeddings.patch_embeddings.projection.weight"
+# mmsegmentation's VisionTransformer is mmpretrain's, with torch's attention inside of mmcv's; q, k and v lie alike.
+_TORCHS = re.compile(r"(?P<stem>(?:.*\.)?layers\.\d+\.)attn\.attn\.(?P<end>in_proj_weight|in_proj_bias|out_proj\.\w+)")
+_ITS = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "proj.weight"}
+_ITS |= {"out_proj.bias": "proj.bias"}
+_SEGMENTS = (
+    "mmsegmentation's configurations say the eps, 1e-6 in those that are published and 1e-5 where they are silent"
+)
 
 
 def respelled(branch: Branch) -> Branch:
-    """Return the branch with LayerScale called gamma, a norm's two weight and bias, and blocks in their network."""
-    names = {**_scales(branch.tensors), **_norms(branch.tensors), **_blocks(branch.tensors)}
+    """Return the branch with LayerScale called gamma, a norm's two weight and bias, and the like."""
+    segments = _segments(branch.tensors)
+    names = {**_scales(branch.tensors), **_norms(branch.tensors), **_blocks(branch.tensors), **segments}
     if not names or len({names.get(key, key) for key in branch.tensors}) < len(branch.tensors):
         return branch
     said = ", ".join(f"{key} is read as {names[key]}" for key in _kinds(names))
     return dataclasses.replace(
         branch,
         tensors={names.get(key, key): stored for key, stored in branch.tensors.items()},
-        note="; ".join(x for x in (branch.note, f"names that another library respelled: {said}") if x),
+        note="; ".join(
+            x for x in (branch.note, f"names that another library respelled: {said}", _SEGMENTS * bool(segments)) if x
+        ),
     )
 
 
@@ -47,6 +57,13 @@ def _blocks(keys: Mapping[str, object]) -> dict[str, str]:
     if _INSIDE not in keys or any(key.startswith("vit.encoder.") for key in keys):
         return {}
     return {key: f"vit.{key}" for key in keys if _OUTSIDE.fullmatch(key)}
+
+
+def _segments(keys: Mapping[str, object]) -> dict[str, str]:
+    found = {key: m for key in keys if (m := _TORCHS.fullmatch(key)) and m["end"] in _ITS}
+    return {
+        k: f"{m['stem']}attn.{_ITS[m['end']]}" for k, m in found.items() if f"{m['stem']}ffn.layers.1.weight" in keys
+    }
 
 
 def _kinds(names: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,8 @@
 """mmpretrain's VisionTransformer, alone or under `backbone.` with its head.
 
 Source: open-mmlab/mmpretrain, mmpretrain/models/backbones/vision_transformer.py, 1.2.0. `ln1` is the final norm, `ln2`
-the norm after averaging the patches. mmsegmentation's keys (`attn.attn.in_proj_weight`) are another layout.
+the norm after averaging the patches. mmsegmentation's keys (`attn.attn.in_proj_weight`) are put
+back into these as a file is read.
 """
 
 from vitconv.dialects._parts import PLAIN, ZERO_QKV, together, why, zeroed
