@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vitconv.bench.experiments import opening
 from vitconv.bench.experiments.cell import Cell, context, training, verdicts
 from vitconv.bench.experiments.page import page, placement_outcomes, results
 from vitconv.bench.experiments.studies import FACTORS, STUDIES, report
@@ -93,8 +94,36 @@ def test_what_is_said_of_gains_of_zero_holds() -> None:
     assert all(min(losses[f"gain {gain}, matrices .02"]) > 2.15 for gain in ("0", ".1", "1"))
     assert max(losses["gain 1, matrices .02, queries and keys Xavier"]) < 2.15
     assert max(losses["pre-norm, matrices .02, LayerScale 1e-5"]) < 2.03
-    warned = {r.cell.plan.steps * r.cell.lr for r in found if r.checks["levels"].get("gate-growth") == "warn"}
-    assert warned == {0.15}
+    told = {r.cell.variant[:6] for r in found if r.checks["levels"].get("gate-growth") == "info"}
+    assert told == {"gain 0"}
+
+
+def test_the_page_on_gains_that_open_is_not_stale() -> None:
+    stored = json.loads((RESULTS / "opening.json").read_text(encoding="utf-8"))
+    assert set(stored) == {t.id for t in opening.trials()}
+    assert (DOCS / "opening.md").read_text(encoding="utf-8") == opening.page(stored)
+
+
+def test_what_is_said_of_gains_that_open_holds() -> None:
+    stored = json.loads((RESULTS / "opening.json").read_text(encoding="utf-8"))
+    counts = opening.held_back(stored)
+    assert all(some == 0 for (_, _, below), (some, _) in counts.items() if not below)
+    assert counts["res-post-norm", 4, True][0] == counts["LayerScale", 16, True][0] == 0
+    assert counts["res-post-norm", 16, True] == (3, 4)
+    assert counts["ReZero", 16, True] == (2, 2)
+    reached = [stored[t.id]["shut"]["gate"] / t.total for t in opening.trials()]
+    assert 0.25 < min(reached) < max(reached) < 0.9
+
+
+@pytest.mark.parametrize("kind", opening.KINDS)
+def test_a_trial_has_its_gates_where_they_belong(kind: str) -> None:
+    trial = opening.Trial(kind, 24, 1, 4, 8, 0, 1e-3, 3)
+    of = opening.network(trial, 0.0)
+    gates = {n for n, t in of.canonical.items() if n.endswith(opening.KINDS[kind].gates)}
+    assert len(gates) == 2
+    assert not any(bool(of.canonical[n].any()) for n in gates)
+    found = opening.result(trial)
+    assert found["shut"]["gate"] <= trial.total + 1e-6 < found["ajar"]["gate"] <= 0.1 + trial.total + 1e-6
 
 
 @pytest.mark.slow

@@ -51,7 +51,21 @@ class Measured:
 
 
 def bench(size: str, file_size: str, folder: Path, repeat: int) -> Measured:
-    """Measure the static checks of a network by name, and the audit of a file that is drawn in `folder`."""
+    """Measure the static checks of a network by name, and the audit of a file that is drawn in `folder`.
+
+    In one thread: torch's threads that wait for each other spend processor time too, on a busy machine most of it.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measured(size, file_size, folder, repeat)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(size: str, file_size: str, folder: Path, repeat: int) -> Measured:
     rounds: list[tuple[Spent, dict[str, float]]] = []
     for _ in range(repeat):
         # Anew each time: what the checks share is worked out once per context.
