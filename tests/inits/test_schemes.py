@@ -82,8 +82,13 @@ def test_a_scheme_speaks_of_every_canonical_tensor(scheme: Scheme, make: Make) -
         "k": 256,
         "v": 192,
         "v2": 192,
+        "f2": 8,
+        "d3": 576,
     }
-    shapes = {name.replace("{i}", "0"): tuple(sizes[a] for a in slot.axes) for name, slot in SCHEMA.items()}
+    shapes = {
+        name.replace("{i}", "0"): tuple(int(a) if a.isdecimal() else sizes[a] for a in slot.axes)
+        for name, slot in SCHEMA.items()
+    }
     declared = scheme.declared(Architecture({**arch.shapes, **shapes}, arch.facts))
     assert len(declared) >= len(SCHEMA)
     assert scheme.source
