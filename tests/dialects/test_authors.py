@@ -281,6 +281,15 @@ CASES |= {
         call,
         (),
     ),
+    # Without a final norm, so nothing is pooled after one.
+    "internvit": (
+        "internvit/internvit-tiny",
+        "internvit",
+        "timm",
+        lambda: timm_vit(mlp_ratio=3, init_values=0.1, final_norm=False, fc_norm=False),
+        call,
+        (),
+    ),
     "vit-jax": ("npz/vit-jax-current", "vit-jax", "timm", timm_flax, call, ()),
     "big-vision-token": (
         "npz/big-vision-token",

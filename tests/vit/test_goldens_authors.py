@@ -44,6 +44,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eva/eva-02-mlp": ("eva", {"pooling": "token", "rope_reference": (2, 2), **ROUNDED}),
     "clip/clip-tower": ("clip", {}),
     "open-clip/open-clip-tower": ("open-clip", {"pooling": "token"}),
+    "internvit/internvit-tiny": ("internvit", {}),
+    "internvit/internvit-rms": ("internvit", {}),
     "npz/vit-jax-published": ("vit-jax", {}),
     "npz/vit-jax-current": ("vit-jax", {}),
     "npz/vit-jax-gap": ("vit-jax", {}),

@@ -45,7 +45,7 @@ PROVED = {
     "hf-swinv2": "transformers 5.24.0",
     "hf-vit": "transformers 5.24.0",
     "ijepa": f"{_AUTHOR} (facebookresearch/ijepa 52c1ae9)",
-    "internvit": _NAMES,
+    "internvit": f"{_AUTHOR} (OpenGVLab/InternVL 2d93b09)",
     "jeonsworld": f"{_AUTHOR} (jeonsworld/ViT-pytorch 460a162); what its loader makes of Google's file",
     "mae": f"{_AUTHOR} (facebookresearch/mae efb2a80)",
     "megatron": "traces of Megatron-LM core 0.16.1, local layers; its own CLIP converter (d98e8a6)",
