@@ -200,6 +200,67 @@ def test_two_processes_write_their_own_shards(source: Path, tmp_path: Path, form
         assert same({k: v for shard in shards for k, v in load_file(shard).items()}, want)
 
 
+def zero_1(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    """Lay out a folder of DeepSpeed's ZeRO stage 1: whole weights, fp32 copies in pieces by rank."""
+    step = folder / "zero" / "global_step3"
+    step.mkdir(parents=True)
+    torch.save({"module": state, "optimizer": None, "ds_version": "0.15"}, step / "mp_rank_00_model_states.pt")
+    pieces = {"single_partition_of_fp32_groups": [torch.zeros(9)], "zero_stage": 1, "partition_count": 2}
+    for r in (0, 1):
+        torch.save({"optimizer_state_dict": pieces}, step / f"bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt")
+    (step.parent / "latest").write_text("global_step3")
+    return step.parent
+
+
+SHARDED = """
+import sys
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from conversion_kit import timm_vit
+dist.init_process_group("gloo")
+net = timm_vit()
+net.load_state_dict(load_file(sys.argv[1]))
+mesh = init_device_mesh("cpu", (2,))
+for block in net.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(net, mesh=mesh)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.0)
+net(torch.randn(2, 3, *net.patch_embed.img_size)).sum().backward()
+optimizer.step()
+model, moments = get_state_dict(net, optimizer)
+dcp.save({"model": model, "optim": moments}, checkpoint_id=sys.argv[2])
+dist.destroy_process_group()
+"""
+
+
+def fsdp(folder: Path, source: Path) -> Path:
+    """Train one step of no length under FSDP2 in two processes, and save as torch does: each its own shards."""
+    (folder / "sharded.py").write_text(SHARDED)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, str(folder / "sharded.py"), str(source), str(folder / "fsdp")]
+    subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return folder / "fsdp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["DeepSpeed ZeRO-1", "FSDP2"])
+def test_two_processes_read_what_an_engine_saved(engine: str, source: Path, tmp_path: Path) -> None:
+    held = fsdp(tmp_path, source) if engine == "FSDP2" else zero_1(tmp_path, load_file(source))
+    if engine == "FSDP2":
+        assert {p.name for p in held.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    out, alone = tmp_path / "out", tmp_path / "alone.safetensors"
+    done = torchrun(tmp_path, "convert", held, out, "--to", "hf-vit", "--format", "dcp", "--prove", *SETS)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes wrote" in done.stdout
+    assert call(source, alone, "--to", "hf-vit") == 0
+    assert same(loaded(out, load_file(alone)), load_file(alone))
+
+
 @pytest.mark.slow
 def test_two_processes_refuse_together(source: Path, tmp_path: Path) -> None:
     state = load_file(source) | {"stranger": torch.ones(3)}
