@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,31 @@ def test_a_file_of_a_deeper_network_than_its_configuration_says_is_not_half_load
     path.write_text(json.dumps(config))
     module = vitconv.load(tmp_path / "t", "timm", facts=FACTS)
     assert len(module.blocks) == 2
+
+
+@pytest.mark.parametrize("host", ["timm", "transformers", "torchvision", "xformers-style"])
+def test_what_nothing_says_is_asked_for_in_words_of_python(host: str, tmp_path: Path) -> None:
+    state = {
+        "cls_token": torch.randn(1, 1, 8),
+        "pos_embed": torch.randn(1, 5, 8),
+        "patch_embed.proj.weight": torch.randn(8, 3, 2, 2),
+        "patch_embed.proj.bias": torch.randn(8),
+        "norm.weight": torch.randn(8),
+        "norm.bias": torch.randn(8),
+        "head.weight": torch.randn(3, 8),
+        "head.bias": torch.randn(3),
+    }
+    linears = {"attn.qkv": (24, 8), "attn.proj": (8, 8), "mlp.fc1": (16, 8), "mlp.fc2": (8, 16)}
+    for block in ("blocks.0.", "blocks.1."):
+        state |= {f"{block}{name}": torch.randn(8) for n in "12" for name in (f"norm{n}.weight", f"norm{n}.bias")}
+        state |= {f"{block}{name}.weight": torch.randn(shape) for name, shape in linears.items()}
+        state |= {f"{block}{name}.bias": torch.randn(shape[0]) for name, shape in linears.items()}
+    torch.save(state, tmp_path / "s.pth")
+    with pytest.raises(Refused, match="do not say") as refused:
+        vitconv.load(tmp_path / "s.pth", host)
+    said = str(refused.value)
+    assert "--set" not in said
+    stated = re.search(r"facts=(\{.*?\})", said)
+    assert stated is not None
+    facts = ast.literal_eval(re.sub(r": (N|\.\.\.)", ": 2", stated[1]).replace("1e-6|1e-5|1e-12", "1e-6"))
+    assert facts["heads"] == 2

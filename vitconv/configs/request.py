@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from math import isqrt
+from types import MappingProxyType
 from typing import Any
 
 from vitconv.layout.semantics import Semantics
@@ -72,6 +74,18 @@ class Lacking:
         said = f"left out, since the weights do not say {', '.join(self.facts)}; state them, as in {options}"
         return "; ".join([said, *self.remarks])
 
+    def asked(self) -> str:
+        """Return one line that asks a caller of Python for them."""
+        said = f"the weights do not say {', '.join(self.facts)}; state them, as in {stated(self.facts, self.hints)}"
+        return "; ".join([said, *self.remarks])
+
+
+def stated(facts: Iterable[str], hints: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return how Python states these facts: `facts={"heads": N}`, with all usual values where they differ."""
+    values = {name: hints.get(name, "...") for name in facts}
+    said = [f'"{name}": {x if _NUMBER.fullmatch(x) else json.dumps(x)}' for name, x in values.items()]
+    return f"facts={{{', '.join(said)}}}"
+
 
 @dataclass(frozen=True)
 class Inexpressible:
@@ -83,6 +97,9 @@ class Inexpressible:
         """Return one line with the reasons."""
         return f"left out: {'; '.join(self.reasons)}"
 
+
+# A number, some of them, or the place for one.
+_NUMBER = re.compile(r"[\d.|e+-]+|N|\.\.\.")
 
 Written = Config | Lacking | Inexpressible
 

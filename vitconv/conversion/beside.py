@@ -14,11 +14,15 @@ from vitconv.record import dataclass
 
 @dataclass(frozen=True)
 class Beside:
-    """Configuration files to write: {file name: text}, or in one line why there are none; and what is to be said."""
+    """Configuration files to write: {file name: text}, or in one line why there are none; and what is to be said.
+
+    `asked` says what is lacking to a caller of Python.
+    """
 
     files: Mapping[str, str] = field(default_factory=dict)
     lacking: str = ""
     notes: tuple[str, ...] = ()
+    asked: str = ""
 
     def standing(self, folder: Path) -> tuple[str, ...]:
         """Return the names of those that stand in the folder already, with other contents."""
@@ -54,7 +58,7 @@ def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:
     `extra` is what the source's configuration says besides facts: labels, crop, interpolation.
     """
     from vitconv.configs.kinds import writer_for
-    from vitconv.configs.request import Config, Request
+    from vitconv.configs.request import Config, Lacking, Request
 
     variant = p.target.variant
     writer = writer_for(variant.dialect.name)
@@ -75,4 +79,5 @@ def configs_for(p: Plan, extra: Mapping[str, Any]) -> Beside:
     answer = writer(request)
     if isinstance(answer, Config):
         return Beside(answer.texts(), "", answer.notes)
-    return Beside({}, f"config of {variant.dialect.library} {answer.line()}")
+    asked = answer.asked() if isinstance(answer, Lacking) else ""
+    return Beside({}, f"config of {variant.dialect.library} {answer.line()}", asked=asked)

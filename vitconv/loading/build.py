@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitconv.configs.request import stated
 from vitconv.configs.timm_write import ratio_of
 from vitconv.conversion.beside import Beside, configs_for
 from vitconv.conversion.owners import LAYOUTS
@@ -65,7 +66,8 @@ def _configured(host: Host, prepared: Prepared, options: dict[str, Any]) -> Buil
     """Build from the configuration files that a folder would get."""
     beside = _files(prepared)
     if not beside.files:
-        raise Refused(f"{prepared.source.checkpoint.path}: {beside.lacking or 'its library has no configuration'}")
+        why = beside.asked or beside.lacking or "its library has no configuration"
+        raise Refused(f"{prepared.source.checkpoint.path}: {why}")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in beside.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
@@ -84,16 +86,16 @@ def _bare(prepared: Prepared) -> dict[str, Any]:
 def _files(prepared: Prepared) -> Beside:
     """Return the configuration, if need be with one eps that the library can say: the true ones are put in later."""
     p, extra = prepared.plan, prepared.source.extra
-    stated = configs_for(p, extra)
+    first = configs_for(p, extra)
     known = [name for name in _EPS if getattr(p.network.facts, name) is not None]
-    if stated.files or p.source.variant.dialect.family != "plain" or "norm_eps" not in known:
-        return stated
+    if first.files or p.source.variant.dialect.family != "plain" or "norm_eps" not in known:
+        return first
     for eps in (p.network.facts.norm_eps, 1e-6, 1e-5):
         facts = p.network.facts.replaced(dict.fromkeys(known, eps))
         even = configs_for(dataclasses.replace(p, network=dataclasses.replace(p.network, facts=facts)), extra)
         if even.files:
             return even
-    return stated
+    return first
 
 
 def _around(prepared: Prepared) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _around(prepared: Prepared) -> dict[str, Any]:
     if "embed.patch.weight" not in p.network.cells:
         return {**out, "wrap": "none"}
     if facts.image_size is None and facts.grid is None:
-        raise Refused(f"the weights do not say grid; state it, as in facts={_braced('grid=...')}")
+        raise Refused(f"the weights do not say grid; state it, as in {stated(['grid'])}")
     sides = (sizes["p"], sizes.get("q", sizes["p"]))
     image = facts.image_size or tuple(n * s for n, s in zip(facts.grid or (), sides, strict=True))
     return {**out, "image": image, "patch": sides, "channels": sizes["c"], "classes": sizes.get("o", 0)}
@@ -201,12 +203,7 @@ def _swin(prepared: Prepared) -> dict[str, Any]:
 
 def _check(lacking: list[str]) -> None:
     if lacking:
-        hints = " ".join(f"{name}=..." for name in lacking)
-        raise Refused(f"the weights do not say {', '.join(lacking)}; state them, as in facts={_braced(hints)}")
-
-
-def _braced(hints: str) -> str:
-    return "{" + hints + "}"
+        raise Refused(f"the weights do not say {', '.join(lacking)}; state them, as in {stated(lacking)}")
 
 
 _BUILDERS: Mapping[str, Callable[[Host, Prepared, dict[str, Any]], Built]] = {
