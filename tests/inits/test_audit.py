@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from vitconv.errors import Refused
 from vitconv.initialise.audit import audit_file
 from vitconv.inits.audit.audit import Audited, audit_tensors
 from vitconv.inits.audit.measure import measure, spectral_excess
@@ -246,6 +248,29 @@ def test_what_is_kept_of_a_tensor_does_not_change_with_its_memory() -> None:
     memory.fill_(7.0)
     assert torch.equal(kept.trace, trace)
     assert kept.trace.untyped_storage().nbytes() == kept.trace.numel() * 4
+
+
+def test_the_audit_takes_one_thread_and_gives_the_others_back(make: Make) -> None:
+    before, seen = torch.get_num_threads(), set[int]()
+
+    class Watched(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            seen.add(torch.get_num_threads())
+            return super().__getitem__(name)
+
+        def items(self) -> Any:
+            return [(name, self[name]) for name in self]
+
+    torch.set_num_threads(2)
+    try:
+        audit_tensors(Watched(healthy(make)[0]))
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
+        with pytest.raises(Refused):
+            audit_tensors({"x": torch.ones(2)})
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("twin", ["equal", "different"])

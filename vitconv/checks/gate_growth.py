@@ -50,8 +50,8 @@ CHECK = Check(
     threshold="nothing fails: told where gains start below 0.1, with the step at which they can be there. Trainings "
     "that learnt less than half of what the same network learns from a start of .1 all had rates that sum to less "
     "than 0.1, but most with such sums were not held back: on digits in 4 patches no sum down to .015 did harm, in 16 "
-    "patches those of .06 to .09 did. So the bound is needed and not enough to warn (docs/opening.md). LayerScale from 0 on a "
-    "pre-norm branch costs nothing, as its branch grows by its weights too",
+    "patches those of .06 to .09 did. So the bound is needed and not enough to warn (docs/opening.md). LayerScale from "
+    "0 on a pre-norm branch costs nothing, as its branch grows by its weights too",
     advice="more steps, or a start of .1",
     cost="facts",
     run=run,

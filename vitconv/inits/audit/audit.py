@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from vitconv.errors import Refused
@@ -77,6 +79,22 @@ def audit_tensors(
     Raises:
         Refused: it has no blocks with queries.
     """
+    with _one_thread():
+        return _audited(tensors, facts, scheme)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: pieces are small, and on a busy machine threads that wait take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _audited(tensors: Mapping[str, Tensor], facts: Semantics | None, scheme: Scheme | str | None) -> Audited:
     blocks = blocks_of(tensors)
     if not blocks or f"{blocks[0]}.attn.q.weight" not in tensors:
         raise Refused("the audit looks at blocks with queries; this network has none, neither in stages nor without")
