@@ -247,6 +247,54 @@ def test_options_that_are_no_training(words: tuple[str, str], capsys: Any) -> No
     assert answer(capsys, "vit_tiny", *SMALL, "--only", "first-step", *words)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--set", "depth=99999999999"), "the depth is 99999999999, expected 1 to 10000"),
+        (("--set", "dim=99999999999"), "the width is 99999999999"),
+        (("--set", "image=99999999999"), "the number of patches is"),
+        (("--set", "image=8"), "the number of patches is 0, expected 1 to 16777216: the image is smaller than a patch"),
+        (("--set", "mlp_ratio=0"), "the width of the MLP, by mlp_ratio, is 0"),
+        (("--set", "mlp_ratio=-4"), "the width of the MLP, by mlp_ratio, is -768"),
+        (("--set", "depth=10000", "--set", "dim=196608"), "the machine has"),
+    ],
+)
+def test_sizes_that_no_network_has(words: tuple[str, ...], says: str, capsys: Any) -> None:
+    code, found = answer(capsys, "vit_tiny", *words)
+    assert code == 3
+    assert says in found["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    "axis", ["norm=sideways", "depth=0", "depth=x", "lr=nan", "eps=nan", "eps=0", "warmup=-1", "precision=fp8",
+             "release=9", "kv_normalised=maybe", "init=nosuch"]
+)  # fmt: skip
+def test_values_that_no_variant_has(axis: str, capsys: Any) -> None:
+    code, found = answer(capsys, "vit_tiny", *SMALL, "--vary", axis)
+    assert code == 2
+    assert axis.partition("=")[2] in found["verdict"]["sentence"]
+
+
+def test_variants_of_a_recipe_are_trained_or_said_to_be_left_out(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "recipe.yaml"
+    network = "model: vit_tiny\nset: {depth: 1, dim: 48, image: 16, patch: 4}\ntraining: {steps: 2, warmup: 1}\n"
+    path.write_text(f"{network}vary: {{norm: [pre]}}")
+    assert [c["check"] for c in answer(capsys, str(path))[1]["checks"]] == ["training-probe"]
+    path.write_text(f"{network}vary: {{norm: [pre]}}\nchecks: [signals]")
+    assert answer(capsys, str(path))[0] == 2
+
+
+def test_names_that_are_empty(capsys: Any) -> None:
+    assert answer(capsys, "")[0] == 2
+    assert answer(capsys, "vit_tiny", "--data", "")[0] == 2
+
+
+def test_a_training_that_ends_in_its_warm_up_is_undecided(capsys: Any) -> None:
+    code, found = answer(capsys, "vit_tiny", *SMALL, "--only", "training-probe", "--steps", "5")
+    assert code == 3
+    assert "ends before the peak learning rate" in found["checks"][0]["skipped"]
+
+
 def test_the_html_report_has_the_charts(tmp_path: Path, capsys: Any) -> None:
     page = tmp_path / "out.html"
     assert run(["check", "vit_tiny", *SMALL, "--report", str(page)]) == 0

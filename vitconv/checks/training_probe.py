@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from vitconv.checks.base.check import Check, Finding, Level, Limits
+from vitconv.checks.base.check import Check, Finding, Level, Limits, Undecided
 from vitconv.checks.base.context import Context
 from vitconv.checks.base.training import Run
 from vitconv.checks.base.variants import Tried, named, smaller, trial
@@ -16,6 +16,12 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Train the network, or a small one of its depth and kind, with and without warm-up; or every variant asked for."""
     plan = dataclasses.replace(context.plan, batch=max(context.plan.batch, int(limits["batch"])))
     context = dataclasses.replace(context, plan=plan)
+    warmups = {int(axes["warmup"]) for axes in context.vary if "warmup" in axes} or {plan.warmup}
+    if min(warmups) >= plan.steps:
+        raise Undecided(
+            f"the warm-up takes {min(warmups)} steps and the training {plan.steps}: it ends before the peak learning "
+            "rate; give more --steps, or a shorter warmup in a recipe"
+        )
     yield from _grid(context, limits) if context.vary else _alone(context, limits)
 
 
@@ -50,13 +56,16 @@ def _grid(context: Context, limits: Limits) -> Iterator[Finding]:
             refused.append((named(axes), " ".join(str(e).split())))
             continue
         done.append(trial(small, axes))
+    if not done:
+        raise Undecided("no variant can be built: " + "; ".join(f"{name}: {reason}" for name, reason in refused))
     good = [t.name for t in done if t.verdict in ("trains", "needs warm-up")]
     plan = context.plan
     recipe = f"lr {plan.lr:g}, warm-up {plan.warmup} of {plan.steps} steps, batch {plan.batch}"
     recipe += f", mixup {plan.mixup:g}, cutmix {plan.cutmix:g}" if plan.mixup or plan.cutmix else ""
     yield Finding(
         "ok" if good else "error",
-        f"{len(good)} of {len(done)} variants train at width {limits['width']:g} ({recipe}): {'; '.join(good) or '-'}",
+        f"{len(good)} of {len(done)} variants train at width {limits['width']:g} ({recipe})"
+        f"{': ' * bool(good)}{'; '.join(good)}",
         {"trains": len(good), "variants": len(done)},
         curves={t.name: _points(t.planned) for t in done},
         axes=("step", "loss"),

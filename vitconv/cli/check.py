@@ -91,9 +91,13 @@ def _context(
     from vitconv.checks.base.recipe import is_recipe, read_recipe
     from vitconv.checks.base.target import Wanted, context_of
     from vitconv.checks.base.variants import parse
+    from vitconv.errors import UsageError
     from vitconv.parity.precision import precision_of
     from vitconv.registry import unknown
 
+    for name in ("data", "beside"):
+        if options[name] == "":
+            raise UsageError(f"--{name}: the name is empty")
     variants = parse(options["vary"])
     if variants and not options["only"]:
         options = {**options, "only": ("training-probe",)}
@@ -117,9 +121,14 @@ def _context(
             beside=options["beside"] or recipe.beside,
         )
         context = recipe.context()
+        only = tuple(options["only"]) or recipe.only
         if variants:
             context = replace(context, vary=variants)
-        return context, options["only"] or recipe.only, (*recipe.skip, *options["skip"]), recipe.thresholds
+        elif recipe.vary and "training-probe" not in (only or ("training-probe",)):
+            raise UsageError(f"{target}: vary trains variants in training-probe, which is not among the checks to run")
+        elif recipe.vary:
+            only = only or ("training-probe",)
+        return context, only, (*recipe.skip, *options["skip"]), recipe.thresholds
     data = None
     if options["data"]:
         data = digits()[0] if options["data"] == "digits" else read_data(options["data"])

@@ -20,6 +20,9 @@ from vitconv.layout.semantics import Semantics
 from vitconv.registry import unknown
 from vitconv.vit.config import ViTConfig
 
+# Blocks, and any other size, that no network has: a table of its tensors alone would fill the memory.
+DEEPEST, WIDEST = 10_000, 1 << 24
+
 # What `--set` may change of a network by name, and the timm argument it stands for.
 SIZE_OPTIONS: Mapping[str, str] = {
     "depth": "depth",
@@ -110,6 +113,7 @@ def _by_name(size: Size, job: Job) -> Architecture:
     found = facts_of(args, size.name)
     if found.refusals:
         raise Refused(f"{size.name} is no plain ViT: {'; '.join(found.refusals)}")
+    _possible(size.name, found.sizes)
     facts = found.facts.replaced(dict(job.facts))
     return Architecture(_config(args, found.sizes, facts).shapes(), facts)
 
@@ -141,6 +145,21 @@ def _by_timm(name: str, job: Job) -> tuple[Architecture, str] | None:
     if live.rest:
         raise Refused(f"no role is known for {', '.join(live.rest)} of {name}")
     return live.arch, live.dialect
+
+
+def _possible(name: str, sizes: Mapping[str, int]) -> None:
+    """Refuse sizes that no network has, before a table of its tensors is made."""
+    words = {
+        "d": "the width",
+        "i": "the depth",
+        "m": "the width of the MLP, by mlp_ratio,",
+        "n": "the number of patches",
+    }
+    for axis, size in sizes.items():
+        most = DEEPEST if axis == "i" else WIDEST
+        if not (axis not in "or") <= size <= most:
+            hint = ": the image is smaller than a patch" if axis == "n" and size < 1 else ""
+            raise Refused(f"{name}: {words.get(axis, f'the size {axis}')} is {size}, expected 1 to {most}{hint}")
 
 
 def _config(args: Mapping[str, Any], sizes: Mapping[str, int], facts: Semantics) -> ViTConfig:

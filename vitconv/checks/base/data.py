@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +25,8 @@ GIVEN = "given"
 # Bytes of images in memory at a network's own size; pictures read from a folder, and their side in pixels.
 FITTED = 1 << 28
 PICTURES, SIDE = 2048, 64
+# More than any set of labelled pictures has.
+CLASSES = 1 << 20
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -103,23 +108,17 @@ def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
     often sorted by class.
 
     Raises:
-        UsageError: there is nothing, or the parts do not fit together.
+        UsageError: there is nothing, the parts do not fit together or are of another kind, or all are of one class.
+        BadFile: an archive or a picture cannot be read.
     """
     path = Path(path)
     if path.is_dir():
         return _folder(path, inputs)
     if not path.is_file():
         raise UsageError(f"{path}: no such data; expected a .npz with images and labels, or a folder of class folders")
-    try:
-        with np.load(path, allow_pickle=False) as raw:
-            lacking = [name for name in ("images", "labels") if name not in raw]
-            if lacking:
-                raise UsageError(f"{path}: found {', '.join(raw)}; expected images and labels")
-            images, labels = np.asarray(raw["images"]), np.asarray(raw["labels"])
-    except (OSError, ValueError) as e:
-        raise BadFile(f"{path}: not a .npz of plain arrays: {e}") from None
+    images, labels = _arrays(path)
     x = torch.from_numpy(images.astype(np.float32))
-    if images.dtype == np.uint8:
+    if images.dtype.kind in "iu" and x.min() >= 0 and x.max() <= 255:
         x = x / 127.5 - 1
     if x.dim() == 3:
         x = x[:, None]
@@ -127,8 +126,39 @@ def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
         x = x.permute(0, 3, 1, 2).contiguous()
     if x.dim() != 4 or labels.shape != (len(x),):
         raise UsageError(f"{path}: images {list(images.shape)} and labels {list(labels.shape)} do not fit together")
+    _several(path, labels)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     return Data(x[order], torch.from_numpy(labels.astype(np.int64))[order], str(path), True)
+
+
+def _arrays(path: Path) -> tuple[Any, Any]:
+    """Return images and labels of a .npz, of the kinds that they have to be."""
+    try:
+        # numpy leaves a file open that it opened itself and cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as raw:
+            lacking = [name for name in ("images", "labels") if name not in raw]
+            if lacking:
+                raise UsageError(f"{path}: found {', '.join(raw) or 'nothing'}; expected images and labels")
+            images, labels = np.asarray(raw["images"]), np.asarray(raw["labels"])
+    # One array of numpy's own form is no archive and has no such context.
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as e:
+        raise BadFile(f"{path}: not a .npz of plain arrays, such as numpy.savez writes: {e}") from None
+    if images.dtype.kind not in "buif" or not images.size:
+        raise UsageError(f"{path}: images are {images.dtype} {list(images.shape)}; expected numbers [n c height width]")
+    if images.dtype.kind == "f" and not np.isfinite(images).all():
+        raise UsageError(f"{path}: some images hold NaN or infinity; leave them out")
+    if labels.dtype.kind not in "iu" or (labels.size and not 0 <= labels.min() <= labels.max() < CLASSES):
+        span = f" from {labels.min()} to {labels.max()}" if labels.dtype.kind in "iuf" and labels.size else ""
+        raise UsageError(
+            f"{path}: labels are {labels.dtype} {list(labels.shape)}{span}; expected whole numbers [n], from 0 to the "
+            "number of classes less one"
+        )
+    return images, labels
+
+
+def _several(path: Path, labels: Any) -> None:
+    if len(np.unique(labels)) < 2:
+        raise UsageError(f"{path}: all images are of one class; expected two classes or more")
 
 
 def _folder(path: Path, inputs: Inputs | None) -> Data:
@@ -137,17 +167,23 @@ def _folder(path: Path, inputs: Inputs | None) -> Data:
         from PIL import Image
     except ImportError:
         raise UsageError(f"{path}: reading pictures needs pillow") from None
-    classes = sorted(p for p in path.iterdir() if p.is_dir())
+    # A folder without pictures is no class: editors and archives leave some behind.
+    classes = sorted(p for p in path.iterdir() if p.is_dir() and _pictures(p))
     shape = inputs.shape if inputs is not None and inputs.kind == "images" else (3, SIDE, SIDE)
     mode = "L" if shape[0] == 1 else "RGB"
     files = [(file, label) for label, folder in enumerate(classes) for file in _pictures(folder)]
     if not files:
         raise UsageError(f"{path}: no pictures; expected one folder per class with {', '.join(_PICTURES)} in it")
+    _several(path, [label for _, label in files])
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()[:PICTURES]
     images, labels = [], []
     for file, label in (files[i] for i in order):
-        with Image.open(file) as picture:
-            pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
+        try:
+            with Image.open(file) as picture:
+                pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
+        # Pillow ends with SyntaxError at some broken files.
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+            raise BadFile(f"{file}: a picture that cannot be read: {e}; replace it, or take it away") from None
         images.append(torch.from_numpy(pixels / 127.5 - 1).reshape(shape[1], shape[2], -1).permute(2, 0, 1))
         labels.append(label)
     origin = str(path) if len(order) == len(files) else f"{path}, {len(order)} of {len(files)} pictures"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,8 @@ def context_of(
     if isinstance(target, nn.Module):
         return _live(target, wanted, type(target).__name__)
     text = str(target)
+    if not text:
+        raise UsageError("the name of what is to be checked is empty; for the folder you are in say .")
     if text.partition(":")[0] in names(HOSTS) and ":" in text:
         return _hosted(text, wanted)
     if Path(text).exists():
@@ -99,9 +103,21 @@ def from_architecture(name: str, arch: Architecture, wanted: Wanted, notes: tupl
     """Draw the weights of an architecture and build the reference ViT of them."""
     scheme = load(INITS, wanted.scheme or "timm")
     more = scheme.check(arch)
+    _held(name, arch)
     weights = draw(arch, scheme, wanted.seed)
     context = _reference(name, weights, arch.facts, wanted, (*notes, *more))
     return dataclasses.replace(context, scheme=scheme.name)
+
+
+def _held(name: str, arch: Architecture) -> None:
+    """Refuse a network whose weights, network and gradients in float32 are more than the machine's memory."""
+    count = sum(prod(shape) for shape in arch.shapes.values())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 62
+    if 12 * count > memory:
+        raise Refused(
+            f"{name} has {count:.3g} parameters: its weights and gradients take {12 * count / 1e9:.3g} GB, the machine "
+            f"has {memory / 1e9:.3g} GB; check a smaller one of its kind (--set depth= dim=)"
+        )
 
 
 def _checkpoint(text: str, wanted: Wanted) -> Context:

@@ -17,6 +17,7 @@ from vitconv.checks.base.passes import loss_of
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.scaler import Kind, Scaler
 from vitconv.conversion.translate import translate
+from vitconv.errors import Refused
 from vitconv.hosts.base.host import Built
 from vitconv.inits.base.groups import groups
 from vitconv.parity.bridge import Bridge, state_of
@@ -62,7 +63,9 @@ class Run:
     @property
     def verdict(self) -> str:
         """Return how it went."""
-        if not all(math.isfinite(x) for x in self.losses) or self.last > 2 * self.guess:
+        # A head of more outputs than the data has classes starts far above guessing among these, and comes down.
+        high = max(2 * self.guess, self.judged[0])
+        if not all(math.isfinite(x) for x in self.losses) or self.last > high:
             return "diverges"
         if self.last <= 0.93 * self.guess:
             return "trains"
@@ -210,6 +213,11 @@ def train(
                 loss = loss_of(output, labels, smoothing)
                 (loss * scaler.scale).backward()
             classes = classes or output.shape[-1]
+            if not step and output.dim() == 2 and labels.dim() == 1 and data.classes > classes:
+                raise Refused(
+                    f"the labels of {data.origin} go up to {data.classes - 1} and the network has {classes} outputs: "
+                    f"build it with {data.classes} classes (--set classes={data.classes}, or its library's option)"
+                )
             losses.append(float(loss.detach()))
             finite = all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None)
             kind: Kind = "clean" if finite else "overflow" if math.isfinite(losses[-1]) else "forward"

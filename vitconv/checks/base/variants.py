@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +16,8 @@ from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.training import Run, train
 from vitconv.errors import UsageError
-from vitconv.registry import unknown
+from vitconv.inits.base.architecture import PLACEMENTS
+from vitconv.registry import INITS, names, unknown
 from vitconv.vit.xformers_style.release import release
 
 # What can be varied, and what it means.
@@ -65,7 +67,7 @@ def parse(texts: Iterable[str]) -> tuple[Axes, ...]:
     """Return all combinations of `AXIS=VALUE,VALUE` texts.
 
     Raises:
-        UsageError: no such axis, or no value.
+        UsageError: no such axis, no value, or one that the axis cannot have.
     """
     axes: dict[str, list[str]] = {}
     for text in texts:
@@ -75,8 +77,34 @@ def parse(texts: Iterable[str]) -> tuple[Axes, ...]:
         found = [v.strip() for v in values.split(",") if v.strip()]
         if not found:
             raise UsageError(f"--vary {text}: expected {name}=VALUE,VALUE")
+        for value in found:
+            _check(name.strip(), value)
         axes.setdefault(name.strip(), []).extend(found)
     return tuple(dict(zip(axes, values, strict=True)) for values in product(*axes.values())) if axes else ()
+
+
+def _check(axis: str, value: str) -> None:
+    """Refuse a value that no training has, before anything is trained."""
+    named_values = {
+        "norm": PLACEMENTS,
+        "init": names(INITS),
+        "precision": ("fp32", "amp-fp16", "amp-bf16"),
+        "kv_normalised": ("true", "false"),
+    }
+    if axis in named_values:
+        if value not in named_values[axis]:
+            raise UsageError(f"--vary {axis}={value}: expected one of {', '.join(named_values[axis])}")
+    elif axis == "release":
+        release(value)
+    else:
+        whole, least = axis in ("depth", "warmup"), 0 if axis == "warmup" else 1
+        try:
+            number = int(value) if whole else float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or (number < least if whole else number <= 0):
+            expected = f"a whole number of at least {least}" if whole else "a number above 0"
+            raise UsageError(f"--vary {axis}={value}: expected {expected}")
 
 
 def smaller(context: Context, width: int, depth: int, axes: Axes | None = None) -> Context:
