@@ -214,9 +214,24 @@ def test_the_reason_is_told(key: str, shape: tuple[int, ...], reason: str) -> No
         translate({**weights, key: torch.zeros(shape)}, "open-clip", "timm")
 
 
-def test_a_pooler_as_wide_as_the_network() -> None:
+def test_a_pooler_as_wide_as_the_network_has_its_weights_as_one() -> None:
     weights, _ = golden("open-clip-coca")
-    fused = {k: v for k, v in weights.items() if "_proj_weight" not in k}
-    fused["attn_pool.attn.in_proj_weight"] = torch.zeros(36, 12)
-    with pytest.raises(Refused, match="as wide as the network"):
-        translate(fused, "open-clip", "timm")
+    wide = {k: v for k, v in weights.items() if not k.startswith(("attn_pool.", "ln_post.", "proj"))}
+    gen = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
+    joined = draw(48, 16)
+    p = "attn_pool."
+    wide |= {p + "query": draw(5, 16), p + "attn.in_proj_weight": joined, p + "attn.in_proj_bias": draw(48)}
+    wide |= {p + "attn.out_proj.weight": draw(16, 16), p + "attn.out_proj.bias": draw(16), "proj": draw(16, 7)}
+    wide |= {f"{n}.{kind}": draw(16) for n in (p + "ln_q", p + "ln_k", "ln_post") for kind in ("weight", "bias")}
+    there = translate(wide, "open-clip", "canonical")
+    for j, x in enumerate("qkv"):
+        assert torch.equal(there[f"coca.{x}.weight"], joined[16 * j : 16 * j + 16])
+    choices = {"last_norm": "attentional-pooler-fused"}
+    facts = {"norm_placement": "pre", "kv_normalised": True}
+    back = translate(there, "canonical", "open-clip", choices=choices, facts=facts)
+    assert back.keys() == wide.keys()
+    assert all(torch.equal(back[k], wide[k]) for k in wide)

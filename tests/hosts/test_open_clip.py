@@ -37,6 +37,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "scaled": ("ViT-B-32", {"ls_init_value": 0.1}, {"pooling": "token"}),
     "query norms": ("ViT-B-32", {"qk_norm": True, "scale_attn_inner": True, "scale_fc": True}, {"qk_norm_eps": 1e-5}),
 }
+_POOLER = {"attentional_pool": True, "attn_pooler_heads": 3}
+CASES |= {
+    "coca": ("ViT-B-32", {**_POOLER, "attn_pooler_queries": 5}, {"pooling": "token", "pool_heads": 3}),
+    "coca, averaged": ("ViT-B-32", {**_POOLER, "pool_type": "avg"}, {"pooling": "avg", "pool_heads": 3}),
+    "coca, as wide as the network": (
+        "ViT-B-32",
+        {**_POOLER, "attn_pooler_heads": 8, "embed_dim": 32},
+        {"pooling": "token", "pool_heads": 8},
+    ),
+}
 
 
 def built(case: str) -> Built:
@@ -91,6 +101,8 @@ def test_what_is_refused() -> None:
         host.build(Spec("ViT-hugo"))
     with pytest.raises(UsageError, match="cannot build 'ViT-B-32' with these arguments"):
         host.build(Spec("ViT-B-32", {"hugo": 1}))
+    with pytest.raises(Refused, match="two attentional poolers"):
+        host.build(Spec("ViT-B-32", {**_SMALL, "attentional_pool": "parallel", "attn_pooler_heads": 3}))
     with pytest.raises(Refused, match="use host timm"):
         host.build(Spec("ViT-B-16-SigLIP"))
     with pytest.raises(Refused, match="ModifiedResNet"):

@@ -17,6 +17,7 @@ from vitconv.layout.semantics import Semantics
 DEFAULTS: Mapping[str, Any] = {
     "layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224, "no_ln_pre": False,
     "pos_embed_type": "learnable", "final_ln_after_pool": False, "pool_type": "tok", "attentional_pool": False,
+    "attn_pooler_heads": 8,
     "patch_dropout": 0.0, "qk_norm": False, "timm_pool": "avg",
 }  # fmt: skip
 _POOLS = {"tok": "token", "avg": "avg", "none": "none"}
@@ -60,8 +61,10 @@ def _own(vision: Fields, *, quick: bool, classes: int) -> Found:
     eps = float((raw.get("norm_kwargs") or {}).get("eps", 1e-5))
     grid = (size[0] // patch[0], size[1] // patch[1])
     coca = bool(raw["attentional_pool"])
-    pooling = None if coca else _POOLS.get(vision.text("pool_type"))
-    after = vision.flag("final_ln_after_pool") and pooling == "avg"
+    if raw["attentional_pool"] in ("parallel", "cascade"):
+        refusals.append(f"{where}: attentional_pool={raw['attentional_pool']} has two poolers, of which one is carried")
+    pooling = _POOLS.get(vision.text("pool_type"))
+    after = vision.flag("final_ln_after_pool") and pooling == "avg" and not coca
     facts = Semantics(
         heads=width // vision.integer("head_width"),
         norm_placement="pre",
@@ -74,6 +77,7 @@ def _own(vision: Fields, *, quick: bool, classes: int) -> Found:
         attention="softmax",
         kv_normalised=True,
         pooling=pooling,
+        pool_heads=vision.integer("attn_pooler_heads") if coca else None,
         position="sincos" if raw["pos_embed_type"] == "sin_cos_2d" else "learned",
         position_resize="bicubic-antialias",
         grid=grid,

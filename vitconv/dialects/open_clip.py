@@ -14,15 +14,25 @@ _B = "transformer.resblocks.{i}."
 _POOLER = ("coca.queries",)
 
 
-def _coca() -> tuple[Entry, ...]:
-    """Build CoCa's pooler: queries attend to the tokens, in a width of their own; a norm and the projection follow."""
+def _coca(*, fused: bool) -> tuple[Entry, ...]:
+    """Build CoCa's pooler: queries attend to the tokens, in a width of their own; a norm and the projection follow.
+
+    Of the width of the tokens it is `fused`: torch's attention keeps its weights as one.
+    """
     p = "attn_pool."
+    weights = (
+        rule(p + "attn.in_proj_weight: (* v2) d", "coca.{q,k,v}.weight: v2 d")
+        if fused
+        else (
+            *rule(p + "attn.q_proj_weight: v2 v", "coca.q.weight: v2 v"),
+            *rule(p + "attn.{k,v}_proj_weight: v2 d", "coca.{k,v}.weight: v2 d"),
+        )
+    )
     return (
         *rule(p + "query: k v", "coca.queries: k v"),
         *norm(p + "ln_q", "coca.norm_q", "v"),
         *norm(p + "ln_k", "coca.norm_k", "d"),
-        *rule(p + "attn.q_proj_weight: v2 v", "coca.q.weight: v2 v"),
-        *rule(p + "attn.{k,v}_proj_weight: v2 d", "coca.{k,v}.weight: v2 d"),
+        *weights,
         *rule(p + "attn.in_proj_bias: (* v2)", "coca.{q,k,v}.bias: v2"),
         *rule(p + "attn.out_proj.weight: v v2", "coca.out.weight: v v2"),
         *rule(p + "attn.out_proj.bias: v", "coca.out.bias: v"),
@@ -60,13 +70,14 @@ DIALECT = Dialect(
                     without=_POOLER,
                     asked=True,
                 ),
-                Option("attentional-pooler", _coca()),
+                Option("attentional-pooler", _coca(fused=False)),
+                # As its code has it where both widths are one; a file tells it, and so does `last_norm` when writing.
+                Option("attentional-pooler-fused", _coca(fused=True)),
             ),
         ),
     ),
     forbids=(
         Forbid(r"^attn_pool_contrastive\.", "CoCa's two poolers at once (parallel, cascade) are not carried"),
-        Forbid(r"^attn_pool\.attn\.in_proj_weight$", "an attentional pooler as wide as the network is not carried"),
         Forbid(r"^layer[1-4]\.|^attnpool\.", "a ResNet (CLIP has one too), not a vision transformer"),
         Forbid(r"attn\.(head_scale|logit_scale)$", "scales of heads and cosine attention have no place elsewhere"),
         Forbid(r"\.ln_attn\.", "a norm after the attention (scale_attn) has no place elsewhere"),

@@ -104,9 +104,13 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     if not getattr(net.transformer, "batch_first", True):
         raise Refused("open_clip's blocks with tokens ahead of the batch (batch_first=False) are not known")
     places = locate(module, TABLE)
-    late = net.final_ln_after_pool and net.pool_type != "none" and net.attn_pool is None
+    if getattr(net, "attn_pool_contrastive", None) is not None:
+        raise Refused("open_clip's towers with two attentional poolers (parallel, cascade) are not known")
+    coca = net.attn_pool is not None
+    late = net.final_ln_after_pool and net.pool_type != "none" and not coca
     attentions: list[Any] = [places[f"blocks.{i}.attn"] for i in range(depth(places))]
-    taps = taps_of({k: m for k, m in places.items() if not (late and k == "norm")})
+    # Behind a pooler the last norm is the pooler's.
+    taps = taps_of({k: m for k, m in places.items() if not ((late or coca) and k == "norm")})
     if late:
         taps["pool"] = Tap(net.ln_post, "output")
     facts = Semantics().replaced(
@@ -118,7 +122,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
             "attention": "softmax",
             "attention_scale": common(scale_fact(_scale(a), a.head_dim) for a in attentions),
             "kv_normalised": True,
-            "pooling": None if net.attn_pool is not None else _POOLS[net.pool_type],
+            "pooling": _POOLS[net.pool_type],
+            "pool_heads": net.attn_pool.attn.num_heads if coca else None,
             "position": "learned",
             "grid": tuple(net.grid_size),
             "image_size": tuple(net.image_size),

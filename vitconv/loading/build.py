@@ -125,6 +125,11 @@ def _open_clip(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built
         raise Refused(f"activation={facts.activation}: open_clip's own towers have gelu or quick_gelu")
     pools = {"token": "tok", "avg": "avg", "none": "none"}
     d, has = sizes["d"], cells.__contains__
+    pooler: dict[str, Any] = {}
+    if has("coca.queries"):
+        _check(["pool_heads"] if facts.pool_heads is None else [])
+        queries, _ = cells["coca.queries"].shape
+        pooler = {"attentional_pool": True, "attn_pooler_queries": queries, "attn_pooler_heads": facts.pool_heads}
     vision = {
         "layers": p.network.depth,
         "width": d,
@@ -141,9 +146,13 @@ def _open_clip(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built
         "scale_attn_inner": has("blocks.0.attn.norm.weight"),
         "scale_fc": has("blocks.0.mlp.norm.weight"),
         **acts[facts.activation or ""],
+        **pooler,
     }
-    config = {"embed_dim": sizes.get("o", d), "vision_cfg": vision, "quick_gelu": facts.activation == "quick_gelu"}
-    return host.build(Spec("", {"config": config, "proj": has("head.weight"), **options}))
+    # A pooler is as wide as what it gives.
+    embed = cells["coca.queries"].shape[1] if pooler else sizes.get("o", d)
+    config = {"embed_dim": embed, "vision_cfg": vision, "quick_gelu": facts.activation == "quick_gelu"}
+    proj = has("head.weight") or has("coca.proj")
+    return host.build(Spec("", {"config": config, "proj": proj, **options}))
 
 
 def _torchvision(host: Host, prepared: Prepared, options: dict[str, Any]) -> Built:

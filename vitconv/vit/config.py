@@ -17,12 +17,13 @@ class ViTConfig:
 
     With `channels` 0 there is no patch projection: the network takes tokens [b t d] (a bare trunk).
 
-    Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0:
-    no table), `rows` and `columns` those of a table that is a sum of two, `registers` r, `classes` o (0: no head),
+    Sizes are in elements: `width` d, `attention_width` a, `mlp_width` m, `patch` (p, q) in pixels, `positions` n (0: no
+    table), `rows` and `columns` those of a table that is a sum of two, `registers` r, `classes` o (0: no head),
     `pool_dense` the width after the pooler (0: none). A flag says that the tensors of that name exist. `relative`
-    counts the rows of the table of relative positions, `periods` the stored periods of rotary positions; with
-    `mixed` every block has frequencies of its own. `pool_map` and `pool_mlp` are the widths of an attention-pooling
-    head. `inert` are tensors that training alone uses, such as a decoder.
+    counts the rows of the table of relative positions, `periods` the stored periods of rotary positions; with `mixed`
+    every block has frequencies of its own, with `twin` two branches of each kind side by side. `pool_map` and
+    `pool_mlp` are the widths of an attention-pooling head, `queries`, `query_width` and `query_out` those of CoCa's
+    pooler. `inert` are tensors that training alone uses, such as a decoder.
 
     `facts` holds what no tensor says; use `config_from_shapes` to have it checked
     for completeness.
@@ -72,11 +73,15 @@ class ViTConfig:
     relative_shared: bool = False
     periods: int = 0
     mixed: bool = False
+    twin: bool = False
     norm_cls: bool = False
     pixel_norm: bool = False
     patch_norm: bool = False
     pool_map: int = 0
     pool_mlp: int = 0
+    queries: int = 0
+    query_width: int = 0
+    query_out: int = 0
     inert: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
@@ -155,6 +160,7 @@ _NEEDED = {
     "attention": "the attention mechanism",
     "kv_normalised": "whether keys and values read the normalised input (xformers <= 0.0.9: no)",
     "pooling": "what is pooled ahead of the head",
+    "pool_heads": "how the width of the attentional pooler splits into heads",
     "position": "how positions enter, which no table of them says",
     "sincos_rule": "which sines and cosines the positions are, since there is no table of them",
     "rope_layout": "which components of a head a rotary position turns together",
@@ -165,7 +171,7 @@ _NEEDED = {
 _EXAMPLE = {
     "heads": "12", "norm_placement": "pre", "residual_alpha": "2.2134", "norm_kind": "layernorm",
     "norm_eps": "1e-6", "final_norm_eps": "1e-6", "embed_norm_eps": "1e-5", "qk_norm_eps": "1e-6",
-    "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token",
+    "activation": "gelu", "attention": "softmax", "kv_normalised": "true", "pooling": "token", "pool_heads": "8",
     "position": "none", "sincos_rule": "big-vision", "focusing_factor": "3",
     "rope_layout": "half", "rope_order": "rows", "rope_reference": "16x16",
 }  # fmt: skip
@@ -220,7 +226,8 @@ def missing_facts(config: ViTConfig) -> list[str]:
     facts = config.facts
     needed = {
         "residual_alpha": facts.norm_placement == "deepnorm",
-        "final_norm_eps": config.norm or config.pool_norm,
+        "final_norm_eps": config.norm or config.pool_norm or config.queries > 0,
+        "pool_heads": config.queries > 0,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
         # A layout that turns its pairs in one way may also turn none: then a table does not say that it is all.
@@ -260,18 +267,28 @@ def _check_computable(config: ViTConfig) -> None:
         wrong.append("a table of relative positions is for one class token and the patches")
     if facts.position == "rope" and config.head_width % 4:
         wrong.append(f"rotary positions turn quarters of a head, and heads are {config.head_width} wide")
-    if (facts.pooling in ("map", "map-prefix")) != (config.pool_map > 0):
-        wrong.append(
-            f"pooling={facts.pooling}, and there is {'an' if config.pool_map else 'no'} attention-pooling head"
-        )
-    if facts.pooling == "token" and not config.cls:
-        wrong.append("pooling=token, but there is no class token")
+    wrong += _pooled_otherwise(config)
     if facts.norm_placement != "deepnorm" and facts.residual_alpha not in (None, 1.0):
         wrong.append(f"residual_alpha={facts.residual_alpha} belongs to deepnorm, not to {facts.norm_placement}")
+    if config.twin and (facts.norm_placement != "pre" or facts.kv_normalised is False):
+        wrong.append(f"parallel branches belong to pre-norm, not to {facts.norm_placement}")
     if facts.norm_placement != "pre" and facts.kv_normalised is False:
         wrong.append(f"kv_normalised=false belongs to pre-norm, not to {facts.norm_placement}")
     if wrong:
         raise Refused("the reference ViT cannot compute this:\n  " + "\n  ".join(wrong))
+
+
+def _pooled_otherwise(config: ViTConfig) -> list[str]:
+    facts, wrong = config.facts, []
+    if (facts.pooling in ("map", "map-prefix")) != (config.pool_map > 0):
+        wrong.append(
+            f"pooling={facts.pooling}, and there is {'an' if config.pool_map else 'no'} attention-pooling head"
+        )
+    if config.queries and config.query_width % (facts.pool_heads or 1):
+        wrong.append(f"pool_heads={facts.pool_heads} does not divide the pooler's width {config.query_width}")
+    if facts.pooling == "token" and not config.cls:
+        wrong.append("pooling=token, but there is no class token")
+    return wrong
 
 
 def _known(value: int | None, name: str) -> int:

@@ -17,6 +17,7 @@ from vitconv.vit.block import Block
 from vitconv.vit.config import ViTConfig
 from vitconv.vit.embed import Embed
 from vitconv.vit.norm import Norm
+from vitconv.vit.pooler import AttentionalPooler
 from vitconv.vit.positions import Turn, relative_bias
 from vitconv.vit.turns import mixed, rope_of
 
@@ -99,6 +100,7 @@ class ViT(nn.Module):
         )
         for name, shapes in config.inert.items():
             self.add_module(name, inert(shapes))
+        self.coca = AttentionalPooler(config) if config.queries else None
         self.pool = Pool(config)
         self.head = nn.Linear(config.pool_dense or d, config.classes, config.head_bias) if config.classes else None
         self.head_dist = nn.Linear(d, config.classes_dist, config.head_bias) if config.classes_dist else None
@@ -126,6 +128,8 @@ class ViT(nn.Module):
                 own = self._turn(block, grid) if turn is None else turn
                 x = block(x) if own is None and bias is None else block(x, own, bias)
             x = self.normed(x)
+            if self.coca is not None:
+                return self.coca.projected(self.pool(self.coca(x)))
             pooled = self.pool(x)
             if self.head is None:
                 return pooled

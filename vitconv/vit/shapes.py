@@ -78,11 +78,15 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "relative_shared": has("rel_pos"),
         "periods": shapes.get("rope.periods", (0,))[0],
         "mixed": has(f"{_BLOCK}attn.rope"),
+        "twin": has(f"{_BLOCK}twin.norm1.weight"),
         "norm_cls": has("norm_cls.weight"),
         "pixel_norm": has("embed.pixel_norm.weight"),
         "patch_norm": has("embed.patch_norm.weight"),
         "pool_map": shapes.get("pool.q.weight", (0,))[0],
         "pool_mlp": shapes.get("pool.up.weight", (0,))[0],
+        "queries": shapes.get("coca.queries", (0,))[0],
+        "query_width": shapes.get("coca.norm_q.weight", (0,))[0],
+        "query_out": shapes.get("coca.proj", (0, 0))[1],
         "inert": _inert(shapes),
     }
 
@@ -130,8 +134,8 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         put(config.pixel_norm, f"embed.pixel_norm.{kind}", config.channels, *config.patch)
     norm("embed.patch_norm", d, config.patch_norm)
     norm("embed.norm", d, config.embed_norm)
-    for i in range(config.depth):
-        block = f"blocks.{i}"
+
+    def branches(block: str) -> None:
         norm(f"{block}.norm1", d)
         for part, bias in (("q", config.q_bias), ("k", config.k_bias), ("v", config.v_bias)):
             linear(f"{block}.attn.{part}", a, d, bias)
@@ -142,8 +146,7 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         put(own, f"{block}.attn.rel_pos", own, config.heads if own else 0)
         put(own, f"{block}.attn.rel_pos_cls", 3, config.heads if own else 0)
         put(config.k_masked, f"{block}.attn.k_masked", a)
-        if config.mixed:
-            out[f"{block}.attn.rope"] = (2, config.heads, config.head_width // 2)
+        put(config.mixed, f"{block}.attn.rope", 2, *((config.heads, config.head_width // 2) if config.mixed else ()))
         norm(f"{block}.attn.norm", a, config.attn_norm)
         linear(f"{block}.attn.out", d, a, config.out_bias)
         put(config.layer_scale, f"{block}.ls1", d)
@@ -153,6 +156,10 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         norm(f"{block}.mlp.norm", m, config.mlp_norm)
         linear(f"{block}.mlp.down", d, m, config.mlp_bias)
         put(config.layer_scale, f"{block}.ls2", d)
+
+    for i in range(config.depth):
+        for block in (f"blocks.{i}", f"blocks.{i}.twin")[: 1 + config.twin]:
+            branches(block)
     put(config.relative_shared, "rel_pos", config.relative, config.heads if config.relative_shared else 0)
     put(config.relative_shared, "rel_pos_cls", 3, config.heads if config.relative_shared else 0)
     put(config.periods, "rope.periods", config.periods)
@@ -168,6 +175,13 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     norm("pool.mlp_norm", d, config.pool_map > 0, bias=True)
     linear("pool.up", config.pool_mlp, d, True, config.pool_map)
     linear("pool.down", d, config.pool_mlp, True, config.pool_map)
+    k, v, o = config.queries, config.query_width, config.query_out
+    put(k, "coca.queries", k, v)
+    for name, width in (("norm_q", v), ("norm_k", d), ("norm", v)):
+        norm(f"coca.{name}", width, k > 0, bias=True)
+    for name, width in (("q", v), ("k", d), ("v", d), ("out", v)):
+        linear(f"coca.{name}", v, width, True, k)
+    put(o, "coca.proj", v, o)
     linear("pool.dense", config.pool_dense, d, True, config.pool_dense)
     linear("head", config.classes, config.pool_dense or d, config.head_bias, config.classes)
     linear("head_dist", config.classes_dist, d, config.head_bias, config.classes_dist)
