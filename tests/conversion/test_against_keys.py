@@ -95,3 +95,19 @@ def test_a_newer_configuration_does_not_normalise_keys_of_an_old_file(tmp_path: 
     assert "up to 0.0.9 they were not: say --set release=" in json.dumps(told)
     told = inspected(path, capsys, "--set", "release=0.0.9")
     assert facts_of(told)["kv_normalised"] == "False"
+
+
+def test_files_of_other_networks_that_also_contradict_each_other_are_not_used(tmp_path: Path, capsys) -> None:
+    others = {"config": config("pre", width=32), "xformers": config("pre", width=64)}
+    others["config"][0]["multi_head_config"]["num_heads"] = others["xformers"][0]["multi_head_config"]["num_heads"] = 4
+    path = beside("xformers-0.0.22-pre-MLP-plain", tmp_path, **others)
+    told = inspected(path, capsys)
+    assert json.dumps(told).count("not used, since it describes another network") == 2
+    assert "heads" not in facts_of(told)
+
+
+def test_a_file_of_another_network_leaves_the_own_one_in_force(tmp_path: Path, capsys) -> None:
+    path = beside("xformers-0.0.22-pre-MLP-plain", tmp_path, config=config("pre"), xformers=config("pre", width=64))
+    told = inspected(path, capsys)
+    assert json.dumps(told).count("not used, since it describes another network") == 1
+    assert str(facts_of(told)["heads"]) == "2"

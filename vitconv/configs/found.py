@@ -24,6 +24,7 @@ class Found:
         refusals: reasons why the network that the file describes cannot be carried.
         choices: options of a layout that no shape tells, {choice: option}.
         dialect: the layout, where the keys are those of a more general one too.
+        parts: what each file says, where there are several.
     """
 
     facts: Semantics = field(default_factory=Semantics)
@@ -34,6 +35,7 @@ class Found:
     refusals: tuple[str, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     dialect: str = ""
+    parts: tuple[Found, ...] = ()
 
     @property
     def source(self) -> str:
@@ -120,4 +122,5 @@ def joined(parts: Iterable[Found]) -> Found:
         tuple(r for p in parts for r in p.refusals),
         {name: option for p in reversed(parts) for name, option in p.choices.items()},
         next((p.dialect for p in parts if p.dialect), ""),
+        parts if len(parts) > 1 else (),
     )

@@ -38,6 +38,21 @@ def beside_against_keys(beside: Found, match: Match) -> tuple[str, ...]:
     return (f"norm_placement: {said} in {beside.source}, {_word(proved)} in the tensors",)
 
 
+def foreign_files(beside: Found | None, match: Match) -> tuple[dict[str, tuple[str, ...]], Found | None]:
+    """Return {file that describes another network: why}, each file by itself, and what the others say together."""
+    sizes = {**match.sizes, "i": match.depth}
+    parts = () if beside is None else beside.parts or (beside,)
+    wrong = [(*part.disagreements(sizes), *beside_against_keys(part, match)) for part in parts]
+    # Beside a stranger, a file without a size to tell it by may be the stranger's too.
+    left = [part for part, why in zip(parts, wrong, strict=True) if not why and part.sizes]
+    if not any(wrong):
+        return {}, beside
+    from vitconv.configs.found import joined
+
+    rest = joined(left) if left else None
+    return {part.source: why for part, why in zip(parts, wrong, strict=True) if why}, rest
+
+
 def of_this_epoch(known: Known, match: Match) -> Known:
     """Leave out what a configuration of xformers' later releases says of keys and values, where the file is older.
 

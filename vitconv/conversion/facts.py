@@ -58,10 +58,10 @@ class Known:
     beside: Found | None
 
 
-def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Known:
+def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "", instead: Found | None = None) -> Known:
     """Gather facts: those told by the caller win, then the file's metadata, then a configuration beside it.
 
-    `without` leaves the configuration out and is the note that says why.
+    `without` leaves the configuration out and is the note that says why; `instead` is what is left of several.
     """
     layers: list[tuple[str, Semantics]] = [("--set", Semantics(**wishes.facts))]
     notes: list[str] = [without] if without else []
@@ -70,11 +70,12 @@ def gather(checkpoint: Checkpoint, wishes: Wishes, *, without: str = "") -> Know
             layers.append(("metadata", semantics_from_json(checkpoint.metadata[FACTS])))
         except UsageError as e:
             notes.append(f"warning: the facts in the metadata of {checkpoint.path} are not used: {shown(str(e))[:200]}")
-    beside: Found | None = None
+    beside = instead
     if not without:
         from vitconv.configs.read import facts_beside, facts_from_file
 
         beside = facts_from_file(wishes.config) if wishes.config else facts_beside(Path(checkpoint.path))
+    if beside is not None:
         layers.append((beside.source, beside.facts))
         notes += beside.notes
     facts, sources = Semantics(), dict[str, str]()

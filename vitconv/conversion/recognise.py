@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from vitconv.conversion.against import beside_against_keys, of_this_epoch, told_against_keys
+from vitconv.conversion.against import foreign_files, of_this_epoch, told_against_keys
 from vitconv.conversion.asides import training_keys
 from vitconv.conversion.biases import settled_biases
 from vitconv.conversion.candidates import Candidates, Special, check_choices
@@ -136,13 +136,15 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
             raise
         sets = some(b.name for b in found[1:])
         raise NotRecognised(f"{e}\n  looked at: {shown(chosen.name)}; also there: {sets} (--branch)") from e
-    foreign = known.beside.disagreements({**match.sizes, "i": match.depth}) if known.beside else ()
-    foreign += beside_against_keys(known.beside, match) if known.beside else ()
+    foreign, rest = foreign_files(known.beside, match)
     if foreign:
         if wishes.config:
-            raise Refused(f"{wishes.config} describes another network: {'; '.join(foreign)}")
-        note = f"not used, since it describes another network ({'; '.join(foreign)})"
-        known = gather(checkpoint, wishes, without=f"{known.beside.source if known.beside else ''} {note}")
+            raise Refused(f"{wishes.config} describes another network: {'; '.join(next(iter(foreign.values())))}")
+        reason = "not used, since it describes another network"
+        without = "; ".join(f"{name} {reason} ({'; '.join(why)})" for name, why in foreign.items())
+        known = gather(checkpoint, wishes, without=without, instead=rest)
+        configured = known.beside.choices if known.beside else {}
+        choices = {**configured, **_recorded(checkpoint.metadata, dialects), **wishes.choices}
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
     whose = dialects.marked(match.dialect.name, chosen.tensors)
     if known.beside is not None and not whose:
