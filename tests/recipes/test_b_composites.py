@@ -101,3 +101,54 @@ def test_blocks_that_transformers_wrote_outside_their_network(outside: bool, tmp
     written = tensors(back)
     assert written.keys() == state.keys()
     assert all(torch.equal(written[key], state[key]) for key in state)
+
+
+def clip_tower(path: Path) -> State:
+    state = rand_t(head=False) | {"norm_pre.weight": 1 + torch.randn(DIM) / 4, "norm_pre.bias": torch.randn(DIM)}
+    del state["patch_embed.proj.bias"]
+    out = path / "clip.safetensors"
+    more = ("--set", "position=learned", "--set", "pooling=token", "--set", "activation=gelu")
+    answer = vitconv("convert", save(path / "c.pth", state), out, "--to", "hf-clip-vision", *more)
+    assert answer.code == 0, answer.text
+    return tensors(out)
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({**TOWER, "model_type": "metaclip_2_vision_model"}, "config.json"),
+        ({"model_type": "metaclip_2", "vision_config": {**TOWER, "model_type": "own"}}, "config.json: vision_config"),
+        ({"model_type": "two", "text_config": TEXT, "image": {**TOWER, "model_type": "x"}}, "config.json: image"),
+    ],
+)
+@pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh"])
+def test_what_a_configuration_of_unknown_kind_states_is_taken(
+    act: str, config: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    """huggingface/transformers#25787: the keys are CLIP's, and the activation is not."""
+    config = json.loads(json.dumps(config).replace("quick_gelu", act))
+    source = folder(tmp_path / "s", clip_tower(tmp_path), config)
+    answer = vitconv("convert", source, tmp_path / "o", "--to", "hf-clip-vision")
+    assert answer.code == 0, answer.text
+    assert where in answer.out
+    written = json.loads((tmp_path / "o" / "config.json").read_text())
+    assert written["hidden_act"] == act
+    assert written["layer_norm_eps"] == TOWER["layer_norm_eps"]
+    assert written["num_attention_heads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"hidden_act": "sine"}, 3),
+        ({"hidden_size": 2 * DIM}, 0),
+        ({"patch_size": [4]}, 0),
+        ({"layer_norm_eps": "x"}, 0),
+    ],
+)
+def test_a_configuration_of_unknown_kind_that_fits_nothing(change: dict[str, Any], code: int, tmp_path: Path) -> None:
+    config = {**TOWER, "model_type": "own", **change}
+    source = folder(tmp_path / "s", clip_tower(tmp_path), config)
+    answer = vitconv("convert", source, tmp_path / "o", "--to", "hf-clip-vision")
+    assert answer.code == code, answer.text
+    assert not (tmp_path / "o" / "config.json").exists()

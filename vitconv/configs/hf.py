@@ -59,6 +59,10 @@ def read(raw: Any, where: str) -> Found:
         parts = [key for key, value in fields.raw.items() if isinstance(value, Mapping) and _known(value)]
         if len(parts) == 1:
             return read(fields.raw[parts[0]], f"{where}: {parts[0]}")
+        from vitconv.configs import hf_alike
+
+        if stated := hf_alike.read(fields.raw, where):
+            return stated
         what = f"model_type {kind!r} is not one that is read ({', '.join((*MODEL_TYPES, *hf_models.KINDS))})"
         return Found(notes=(f"{where}: {what}; nothing taken from it",))
 
