@@ -60,6 +60,7 @@ PROVED = {
     "timm": "timm 1.0.31",
     "timm-eva": "timm 1.0.31",
     "timm-naflex": "timm 1.0.31",
+    "timm-parallel": "timm 1.0.31",
     "timm-naflex-eva": "timm 1.0.31",
     "timm-pvtv2": "timm 1.0.31",
     "timm-swin": "timm 1.0.31",

@@ -18,7 +18,7 @@ NORMS: Mapping[str, str] = {
     "rmsnormfp32": "rmsnorm",
 }
 _POOLS: Mapping[str, str] = {"token": "token", "avg": "avg", "map": "map", "": "none"}
-_BLOCKS: Mapping[str, str] = {"Block": "pre", "ResPostBlock": "res-post"}
+_BLOCKS: Mapping[str, str] = {"Block": "pre", "ResPostBlock": "res-post", "ParallelThingsBlock": "pre"}
 _MLPS = ("Mlp", "SwiGLU", "SwiGLUPacked")
 _ATTENTIONS = ("Attention", "attn")
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 # {library: layouts that its classes load, the usual one first}.
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
-    "timm": ("timm", "timm-eva", "beit", "timm-swin", "timm-swinv2", "timm-naflex", "timm-naflex-eva"),
+    "timm": (
+        "timm", "timm-eva", "beit", "timm-swin", "timm-swinv2", "timm-naflex", "timm-naflex-eva", "timm-parallel",
+    ),
     "transformers": (
         "hf-vit", "hf-deit", "hf-dinov2", "hf-dinov2-registers", "hf-dinov3", "hf-beit", "hf-ijepa", "hf-clip-vision",
         "hf-siglip", "hf-siglip2", "hf-mae", "hf-swin", "hf-swinv2",

@@ -30,7 +30,7 @@ ENCODER = Doubt({"position": ("rope",)}, needs=("embed.norm.weight",), without=(
 OWN_KINDS = (
     Forbid(r"^attn_pool\.(q_norm|k_norm|pos_embed)", "norms and positions of its own in an attention-pooling head"),
     Forbid(r"\.in_proj\.|\.in_norm\.", "parallel blocks (ParallelScalingBlock) have no place in other layouts"),
-    Forbid(r"\.(attns|ffns)\.\d", "parallel branches (ParallelThingsBlock) have no place in other layouts"),
+    Forbid(r"\.(attns|ffns)\.\d", "parallel branches (ParallelThingsBlock) other than timm-parallel and DeiT have"),
     Forbid(r"\.attn\.gate\.", "gated attention has no place in other layouts"),
     Forbid(r"\.lambda_[qk]", "differential attention has no place in other layouts"),
 )

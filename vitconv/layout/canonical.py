@@ -90,10 +90,25 @@ def _slots() -> Iterator[tuple[str, Slot]]:
     yield from pair("pool.up", "mlp.up", "MLP of an attention-pooling head, first linear", "w d", "w")
     yield from pair("pool.down", "mlp.down", "MLP of an attention-pooling head, second linear", "d w", "d")
     yield from _pooler()
+    yield from _twins()
     yield from pair("head", "head", "classifier", "o d", "o")
     yield from pair("head_dist", "head", "classifier of the distillation token", "o d", "o")
     yield from pair("mim", "head", "head of masked image modelling, one class per visual word", "s d", "s")
     yield from _decoder()
+
+
+def _twins() -> Iterator[tuple[str, Slot]]:
+    """Yield the second branches of blocks whose branches stand side by side, two by two."""
+    d, a, title = ("d",), ("a",), "of the second, parallel branch"
+    for name, axes, role in (
+        ("norm1", d, "norm"), ("norm2", d, "norm"), ("attn.q_norm", ("e",), "norm"), ("attn.k_norm", ("e",), "norm"),
+        ("attn.q", a + d, "attn.q"), ("attn.k", a + d, "attn.k"), ("attn.v", a + d, "attn.v"),
+        ("attn.out", d + a, "attn.out"), ("mlp.up", ("m", "d"), "mlp.up"), ("mlp.down", ("d", "m"), "mlp.down"),
+    ):  # fmt: skip
+        for kind, shape in (("weight", axes), ("bias", axes[:1])):
+            yield f"blocks.{{i}}.twin.{name}.{kind}", Slot(shape, f"{role}.{kind}", f"{role} {title}")
+    for name in ("ls1", "ls2"):
+        yield f"blocks.{{i}}.twin.{name}", Slot(d, "layer_scale", f"LayerScale {title}")
 
 
 def _pooler() -> Iterator[tuple[str, Slot]]:

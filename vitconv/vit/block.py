@@ -23,11 +23,14 @@ class Block(nn.Module):
     deepnorm: n(alpha x + g f(x))      (Wang et al., DeepNet, 2022)
     res-post: x + g n(f(x))            (Liu et al., Swin V2, 2021)
 
+    With a `twin` two branches of each kind read the same stream, and both are added to it (Touvron et al., Three things
+    everyone should know about Vision Transformers, 2022, section 3).
+
     With `kv_normalised` false, keys and values of a pre-norm block read x instead of n(x) (xformers <=
     0.0.9).
     """
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, *, twin: bool = True) -> None:
         super().__init__()
         d, facts = config.width, config.facts
         self.placement = facts.norm_placement
@@ -41,6 +44,7 @@ class Block(nn.Module):
         self.norm2 = Norm(d, eps, kind, config.norm_bias)
         self.mlp = Mlp(config)
         self.ls2 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
+        self.twin = Block(config, twin=False) if config.twin and twin else None
 
     def forward(self, x: Tensor, turn: Turn | None = None, bias: Tensor | None = None) -> Tensor:
         """Map the stream x: [b t d], float, to the stream after this block, [b t d]; see `Attention` for the rest."""
@@ -51,7 +55,12 @@ class Block(nn.Module):
             return self.attn(normed, x if self.raw_kv else normed, *more)
 
         y = self._branch(x, attend, self.norm1, self.ls1)
-        return self._branch(y, self.mlp, self.norm2, self.ls2)
+        if self.twin is None:
+            return self._branch(y, self.mlp, self.norm2, self.ls2)
+        other = self.twin.norm1(x)
+        y = y + _scaled(self.twin.attn(other, other, *more), self.twin.ls1)
+        second = _scaled(self.twin.mlp(self.twin.norm2(y)), self.twin.ls2)
+        return self._branch(y, self.mlp, self.norm2, self.ls2) + second
 
     def _branch(self, x: Tensor, f: Callable[[Tensor], Tensor], n: Norm, gain: Tensor | None) -> Tensor:
         g = 1.0 if gain is None else gain
@@ -60,3 +69,7 @@ class Block(nn.Module):
         if self.placement == "res-post":
             return x + g * n(f(x))
         return n(self.alpha * x + g * f(x))
+
+
+def _scaled(x: Tensor, gain: Tensor | None) -> Tensor:
+    return x if gain is None else gain * x

@@ -1,0 +1,100 @@
+"""Blocks with two branches of each kind side by side: DeiT's authors' and timm's, one into the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitconv.cli.main import run
+from vitconv.conversion.translate import translate
+from vitconv.errors import Refused
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "golden" / "deit"
+FACTS = ("heads=2", "norm_eps=1e-6", "final_norm_eps=1e-6", "activation=gelu", "pooling=token", "grid=4x6")
+SETS = [word for fact in FACTS for word in ("--set", fact)]
+
+
+def golden(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    weights = torch.load(FOLDER / f"{name}.pth", weights_only=True)
+    return weights, load_file(FOLDER / f"{name}.trace.safetensors")
+
+
+def timm_net(**more: Any) -> Any:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": (16, 24), "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    block = timm.models.vision_transformer.ParallelThingsBlock
+    return timm.models.VisionTransformer(**sizes, mlp_ratio=2, block_fn=block, **more).double().eval()
+
+
+def near(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max() / b.detach().abs().max())
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"), [("deit-parallel", 1e-5), ("deit-parallel-plain", None)], ids=["LayerScale", "plain"]
+)
+def test_timm_computes_what_deit_s_code_did_and_the_way_back_is_exact(
+    name: str, scale: float | None, tmp_path: Path
+) -> None:
+    weights, trace = golden(name)
+    there, back = tmp_path / "t.safetensors", tmp_path / "b.safetensors"
+    assert run(["convert", str(FOLDER / f"{name}.pth"), str(there), "--to", "timm-parallel", "--prove"]) == 0
+    net = timm_net(init_values=scale, no_embed_class=True)
+    net.load_state_dict(load_file(there))
+    assert near(net(trace["input"]), trace["output"]) < 1e-12
+    assert run(["convert", str(there), str(back), "--to", "deit"]) == 0
+    again = load_file(back)
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(v, weights[k]) for k, v in again.items())
+    with torch.no_grad():
+        net.blocks[1].attns[1].norm.eps = 1e-5
+    assert near(net(trace["input"]), trace["output"]) > 1e-9
+
+
+def test_both_verify_as_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "t.safetensors"
+    assert run(["convert", str(FOLDER / "deit-parallel.pth"), str(there), "--to", "timm-parallel"]) == 0
+    sides = [f"reference@{FOLDER / 'deit-parallel.pth'}", f"reference@{there}"]
+    told = [word for fact in FACTS for flag in ("--set-a", "--set-b") for word in (flag, fact)]
+    assert run(["verify", *sides, "--precision", "fp64", *told]) == 0
+    weights = load_file(there)
+    weights["blocks.1.ffns.1.ls.gamma"] *= 1.01
+    save_file(weights, there)
+    assert run(["verify", *sides, "--precision", "fp64", *told]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("target", ["timm", "hf-vit", "dinov2", "torchvision"])
+def test_one_branch_has_no_place_for_two(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "o.safetensors"
+    source = str(FOLDER / "deit-parallel-plain.pth")
+    assert run(["convert", source, str(out), "--to", target, "--edit", "unfold-cls-position", *SETS]) == 3
+    assert "parallel branch" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "reason"),
+    [
+        ("patch_embed.proj.0.weight", (4, 3, 4, 4), "hMLP_stem"),
+        ("patch_embed.proj.1.running_mean", (4,), "hMLP_stem"),
+    ],
+    ids=["convolution", "batch norm"],
+)
+def test_a_stem_of_convolutions_is_refused_with_the_reason(key: str, shape: tuple[int, ...], reason: str) -> None:
+    weights, _ = golden("deit-parallel")
+    with pytest.raises(Refused, match=reason):
+        translate({**weights, key: torch.zeros(shape)}, None, "canonical")
+
+
+def test_more_than_two_branches_are_refused() -> None:
+    weights, _ = golden("deit-parallel")
+    there = translate(weights, "deit", "timm-parallel")
+    third = {k.replace("attns.1", "attns.2"): v for k, v in there.items() if "attns.1" in k}
+    with pytest.raises(Refused, match="more than two parallel branches"):
+        translate({**there, **third}, None, "canonical")
