@@ -41,6 +41,26 @@ def test_an_average_of_somebody_else_is_what_it_is_called(contents: dict[str, St
     assert equal(tensors(out), rand_t(2))
 
 
+@pytest.mark.parametrize("first", ["state_dict", "current_model_state"])
+@pytest.mark.parametrize(
+    ("option", "seed"),
+    [((), 1), (("--weights", "ema"), 1), (("--weights", "raw"), 2), (("--branch", "current_model_state"), 2)],
+    ids=["default", "ema", "raw", "by its name"],
+)
+def test_lightning_saves_the_average_as_state_dict(
+    option: tuple[str, ...], seed: int, first: str, tmp_path: Path
+) -> None:
+    """Lightning-AI/pytorch-lightning#20545, ecmwf/anemoi-core#1373."""
+    sets: dict[str, object] = {"state_dict": prefixed(rand_t(1), "model.")}
+    sets |= {"current_model_state": prefixed(rand_t(2), "model.")}
+    contents = {first: sets[first], **sets, "averaging_state": {"n_averaged": torch.tensor(5)}, "epoch": 1}
+    out = tmp_path / "o.safetensors"
+    answer = vitconv("convert", save(tmp_path / "s.pth", contents), out, "--to", "timm", *option)
+    assert answer.code == 0, answer.text
+    assert equal(tensors(out), rand_t(seed))
+    assert "Lightning's WeightAveraging saves the averages as state_dict" in answer.out
+
+
 def buffers(seed: int) -> State:
     return {f"ema_{key.replace('.', '_')}": tensor for key, tensor in rand_t(seed).items()}
 

@@ -26,6 +26,8 @@ _MAX_DEPTH = 4
 _MIN_NETWORK = 4
 # mmengine/hooks/ema_hook.py, before_save_checkpoint.
 _SWAP = "mmengine saves the averaged weights as state_dict, and those that were trained as ema_state_dict"
+# lightning/pytorch/callbacks/weight_averaging.py, on_save_checkpoint.
+_AVERAGES = "Lightning's WeightAveraging saves the averages as state_dict, and what was trained as current_model_state"
 # mmcv/runner/hooks/ema.py: the two are exchanged when an epoch ends, and back when the next one begins.
 _HOOK = (
     "mmcv's EMAHook exchanges the parameters and their copies (ema_*) while it tests: at the end of an epoch the plain"
@@ -110,8 +112,10 @@ def branches(ckpt: Readable) -> list[Branch]:
     found: list[Branch] = []
     swapped = _swapped(containers)
     for container, keys in containers.items():
-        parts = (swapped[container],) if container in swapped else ()
-        found.extend(_take_apart(ckpt, container, parts, keys, remarks + [_SWAP] * bool(parts)))
+        part, remark = swapped.get(container, ("", ""))
+        found.extend(
+            _take_apart(ckpt, container, (part,) if part else (), keys, [*remarks, *([remark] if part else [])])
+        )
     found = [branch for branch in found if branch.tensors]
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
@@ -126,14 +130,19 @@ def branches(ckpt: Readable) -> list[Branch]:
     return found
 
 
-def _swapped(containers: dict[tuple[str, ...], _Keys]) -> dict[tuple[str, ...], str]:
-    """Return what the two containers of mmengine's EMAHook hold, whose average counts its steps."""
-    found: dict[tuple[str, ...], str] = {}
+def _swapped(containers: dict[tuple[str, ...], _Keys]) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Return what two containers hold of which the plain one has the averages, and a remark.
+
+    mmengine's EMAHook, whose average counts its steps, and Lightning's WeightAveraging.
+    """
+    found: dict[tuple[str, ...], tuple[str, str]] = {}
     for container, keys in containers.items():
         plain = (*container[:-1], "state_dict")
         counted = "steps" in keys and keys["steps"].stored.numel == 1 and any(key.startswith("module.") for key in keys)
         if container[-1:] == ("ema_state_dict",) and counted and plain in containers:
-            found |= {plain: "ema", container: "raw"}
+            found |= {plain: ("ema", _SWAP), container: ("raw", _SWAP)}
+        if container == ("current_model_state",) and plain in containers:
+            found |= {plain: ("ema", _AVERAGES), container: ("raw", _AVERAGES)}
     return found
 
 
