@@ -154,3 +154,30 @@ def test_two_norms_are_mixed_up_by_the_library_itself_and_that_is_said(
     two.load_state_dict({**buffers, **there})
     masked = torch.arange(16)[None].repeat(2, 1) % 3 == 0
     assert near(two(X, bool_masked_pos=masked).logits, one(X, bool_masked_pos=masked).logits) < 1e-6
+
+
+AUTHOR = Path(__file__).parents[2] / "fixtures" / "golden" / "beit"
+
+
+def test_what_beit_2_trains_its_class_token_through_is_left_aside_and_said(tmp_path: Path, capsys) -> None:
+    """`cls_pt_layers` are blocks after the network's own, with a norm and a head unless these are shared."""
+    state = torch.load(AUTHOR / "beit-author-shared.pth", weights_only=True)
+    more = {k.replace("blocks.", "cls_pt_layers.", 1): v.clone() for k, v in state.items() if k.startswith("blocks.")}
+    more |= {f"cls_pt_norm.{kind}": torch.randn(16) for kind in ("weight", "bias")}
+    more |= {"cls_pt_lm_head.weight": torch.randn(20, 16), "cls_pt_lm_head.bias": torch.randn(20)}
+    torch.save({"model": state | more}, tmp_path / "pretrained.pth")
+    assert run(["convert", str(tmp_path / "pretrained.pth"), str(tmp_path / "o.safetensors"), "--to", "beit"]) == 0
+    assert "cls_pt_layers.{0..1}.gamma_1" in capsys.readouterr().out
+    written = load_file(tmp_path / "o.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[k], state[k]) for k in state)
+
+
+def test_tables_by_block_and_for_all_blocks_are_refused_and_not_offered_to_be_dropped(tmp_path: Path, capsys) -> None:
+    state = torch.load(AUTHOR / "beit-author.pth", weights_only=True)
+    shared = {k.replace("blocks.0.attn.", "rel_pos_bias."): v.clone() for k, v in state.items() if "attn.rel" in k}
+    torch.save(state | {k: v for k, v in shared.items() if k.startswith("rel_pos_bias.")}, tmp_path / "s.pth")
+    assert run(["convert", str(tmp_path / "s.pth"), str(tmp_path / "o.safetensors"), "--to", "beit"]) == 3
+    said = capsys.readouterr().err
+    assert "by block and for all blocks at once" in said
+    assert "--drop" not in said

@@ -10,10 +10,12 @@ from vitconv.io.envelope import Branch
 from vitconv.layout.match import collapse
 
 # What training throws away, by the first two parts of its keys: heads of DINO and iBOT (dino_head, ibot_head),
-# projectors and predictors (MoCo-v3, SimSiam, BYOL, I-JEPA), prototypes and queues (SwAV, MoCo), losses, metrics.
+# projectors and predictors (MoCo-v3, SimSiam, BYOL, I-JEPA), prototypes and queues (SwAV, MoCo), losses, metrics; and
+# blocks beside a BEiT-2, with their head, through which its class token learns.
 _PART = re.compile(
     r"((student|teacher|momentum|online|target|dino|ibot|koleo|simclr|simsiam|swav|byol|moco|mocov3|mim|ssl)_?(head|heads)"
     r"|(\w+_)?(projectors?|predictors?|prototypes?|(projection|prediction|contrastive|simclr)_(head|mlp))(_momentum|_ema)?"
+    r"|cls_pt_(layers|norm|lm_head)"
     r"|queue|queue_\w+|(\w+_)?loss(es)?|loss_\w+|criterion|criterions|(train|val|valid|test)_(\w+_)?(acc\w*|metrics?|loss|auroc|f1)"
     r"|(\w+_)?metrics?|accuracy)"
 )

@@ -9,7 +9,7 @@ code keeps the index into the table as a buffer of the file and opens none witho
 from vitconv.dialects._eva import SWIGLU, UNGATED
 from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, buffers, why
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Choice, Option, const, linear, norm, rule
+from vitconv.layout.rule import Choice, Forbid, Option, const, linear, norm, rule
 
 _K = "blocks.{i}.attn.k.bias"
 _QV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qv"}
@@ -80,6 +80,9 @@ DIALECT = Dialect(
         ),
         *linear("head", "head", "o d", optional=True),
         *linear("lm_head", "mim", "s d", optional=True),
+    ),
+    forbids=(
+        Forbid(r"^rel_pos_bias\.", "relative positions by block and for all blocks at once have no place elsewhere"),
     ),
     derived={_K: "zero"},
     cannot=why("embed.norm", "pool.dense", "dist", "map")
