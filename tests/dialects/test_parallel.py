@@ -78,18 +78,22 @@ def test_one_branch_has_no_place_for_two(target: str, tmp_path: Path, capsys: py
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "shape", "reason"),
-    [
-        ("patch_embed.proj.0.weight", (4, 3, 4, 4), "hMLP_stem"),
-        ("patch_embed.proj.1.running_mean", (4,), "hMLP_stem"),
-    ],
-    ids=["convolution", "batch norm"],
-)
-def test_a_stem_of_convolutions_is_refused_with_the_reason(key: str, shape: tuple[int, ...], reason: str) -> None:
-    weights, _ = golden("deit-parallel")
-    with pytest.raises(Refused, match=reason):
-        translate({**weights, key: torch.zeros(shape)}, None, "canonical")
+def with_stem(name: str) -> dict[str, Tensor]:
+    """Return weights whose patches come out of hMLP_stem, as models_v2.py names its parts."""
+    golden_name = {"deit-3": "deit-3", "parallel": "deit-parallel"}[name]
+    weights = {k: v for k, v in golden(golden_name)[0].items() if not k.startswith("patch_embed.")}
+    convolutions = {0: (4, 3, 4, 4), 3: (4, 4, 2, 2), 6: (16, 4, 2, 2)}
+    for at, shape in convolutions.items():
+        weights[f"patch_embed.proj.{at}.weight"] = torch.zeros(shape)
+        for part in ("bias", "running_mean"):
+            weights[f"patch_embed.proj.{at + (part != 'bias')}.{part}"] = torch.zeros(shape[0])
+    return weights
+
+
+@pytest.mark.parametrize("name", ["deit-3", "parallel"])
+def test_a_stem_of_convolutions_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(Refused, match="hMLP_stem"):
+        translate(with_stem(name), None, "canonical")
 
 
 def test_more_than_two_branches_are_refused() -> None:

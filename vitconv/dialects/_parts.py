@@ -5,7 +5,7 @@ Source: none of its own; each dialect names the source of the keys it passes in.
 
 from typing import Any
 
-from vitconv.layout.rule import Choice, Const, Entry, Option, Rule, linear, rule
+from vitconv.layout.rule import Choice, Const, Entry, Forbid, Option, Rule, linear, rule
 
 BLOCK = "blocks.{i}."
 ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in "qkv"}
@@ -13,6 +13,11 @@ ZERO_QKV: dict[str, float | str] = {f"blocks.{{i}}.attn.{x}.bias": 0.0 for x in 
 TABLE = ("learned", "sincos", "none")
 # Rotary positions whose places are numbered by rows and then columns, from 0.
 ROWS_FIRST: dict[str, Any] = {"rope_order": "rows", "rope_offset": 0.0}
+# Of DeiT's authors; the keys around it are those of several layouts.
+CONVOLUTIONS = Forbid(
+    r"^patch_embed\.proj\.\d",
+    "a stem of convolutions with batch norms between them (hMLP_stem), which no other layout has",
+)
 # What every plain network computes.
 PLAIN: dict[str, Any] = {
     "norm_placement": "pre",

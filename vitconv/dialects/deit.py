@@ -6,8 +6,8 @@ position to the class token.
 """
 
 from vitconv.dialects._fb import CLASS, CLASS_AND_PATCHES, PATCH, blocks, first
-from vitconv.dialects._parts import BLOCK
-from vitconv.layout.rule import Choice, Doubt, Forbid, Option, linear, norm, rule
+from vitconv.dialects._parts import BLOCK, CONVOLUTIONS
+from vitconv.layout.rule import Choice, Doubt, Option, linear, norm, rule
 
 _LS = ("blocks.{i}.ls1", "blocks.{i}.ls2")
 _TWIN = ("blocks.{i}.twin.norm1.weight",)
@@ -75,12 +75,7 @@ DIALECT = first(
         *linear("head", "head", "o d", optional=True),
     ),
     author={"pooling": "token", "position": "learned", "position_resize": "bicubic"},
-    forbids=(
-        Forbid(
-            r"^patch_embed\.proj\.\d",
-            "a stem of convolutions with batch norms between them (hMLP_stem), which no other layout has",
-        ),
-    ),
+    forbids=(CONVOLUTIONS,),
     # Without biases of q, k and v the keys of DeiT III are those of timm's Eva.
     under="timm-eva",
     doubts=(

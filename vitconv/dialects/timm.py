@@ -5,7 +5,7 @@ Source: huggingface/pytorch-image-models, timm/models/vision_transformer.py, 1.0
 
 from dataclasses import replace
 
-from vitconv.dialects._parts import BLOCK, TABLE
+from vitconv.dialects._parts import BLOCK, CONVOLUTIONS, TABLE
 from vitconv.dialects._timm import ENCODER, NO_PLACE, OWN_KINDS, branches, head, map_pool, norm_layer, pre_norm
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, Rule, const, linear, rule
@@ -170,6 +170,7 @@ DIALECT = Dialect(
     ),
     forbids=(
         *OWN_KINDS,
+        CONVOLUTIONS,
         Forbid(
             r"attn\.(q_bias|v_bias)$|\.gamma_[12]$", "this is the layout of BEiT, EVA or CaiT, not of VisionTransformer"
         ),

@@ -5,7 +5,7 @@ stored, nor is the key bias of zeros. Blocks that norm after the branch have the
 """
 
 from vitconv.dialects._eva import attention, block, end, gated, stem
-from vitconv.dialects._parts import BLOCK, PLAIN, TABLE, why
+from vitconv.dialects._parts import BLOCK, CONVOLUTIONS, PLAIN, TABLE, why
 from vitconv.dialects._timm import map_pool
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Doubt, Forbid, linear, norm
@@ -34,6 +34,7 @@ DIALECT = Dialect(
         *end(),
     ),
     forbids=(
+        CONVOLUTIONS,
         Forbid(r"^attn_pool\.(q_norm|k_norm|pos_embed)", "norms and positions of its own in an attention-pooling head"),
         Forbid(
             r"\.attn\.k_proj\.bias$",
