@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +12,8 @@ from vitconv.errors import Refused, VitconvError
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
+from vitconv.parity.faults.fault import AnyConfig
+from vitconv.parity.faults.flat import FlatConfig
 from vitconv.parity.faults.randomness import first_random, name_random
 from vitconv.parity.locus import Combination
 from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
@@ -137,17 +139,21 @@ def _random(pair: Pair, side: Side, of: str) -> Cause | None:
 
 
 def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> Cause:
+    config: AnyConfig
     try:
-        config = rebuilt_config(right, wrong)
+        config = _flat(right, wrong) or rebuilt_config(right, wrong)
     except VitconvError as e:
         return Cause(
             side=wrong.label, unsound=True, reason=f"side {right.label} cannot be rebuilt as the reference ViT: {e}"
         )
     weights = pair.weights(right, of)
+    stored = of == GIVEN and _unlike(weights, pair.weights(wrong, of))
     names = [n for n in INPUTS if n in pair.images] or list(pair.images)[:1]
     runs = {side.label: [_unscaled(pair, pair.run(side, n, "fp64", of), of) for n in names] for side in (right, wrong)}
     images = [pair.images[n] for n in names]
-    stored = of == GIVEN and _unlike(weights, pair.weights(wrong, of))
+    if isinstance(config, FlatConfig):
+        weights = config.flat(weights)
+        runs = {label: [_in_a_row(config, r) for r in row] for label, row in runs.items()}
     # Gradients of a side behind edits are in the other side's terms.
     gradients = right.edits is None
     cause = explain_traces(
@@ -165,6 +171,20 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
         cause = dataclasses.replace(cause, reason=f"the sides have their own weights, and these differ; {cause.reason}")
     reason = cause.reason.replace("{A}", right.label).replace("{B}", wrong.label)
     return dataclasses.replace(cause, side=wrong.label, reason=reason)
+
+
+def _flat(right: Side, wrong: Side) -> FlatConfig | None:
+    """Return the configuration of a side that is a network of stages, as `rebuilt_config` does; None: it is none."""
+    if right.dialect_family != "stages":
+        return None
+    from vitconv.vit.stages.config import config_of_stages
+
+    return FlatConfig(config_of_stages(right.shapes, right.facts.filled(wrong.facts.known())))
+
+
+def _in_a_row(config: FlatConfig, run: Trace) -> Trace:
+    taps, tap_grads, grads = (config.flat(part) for part in (run.taps, run.tap_grads, run.grads))
+    return dataclasses.replace(run, taps=taps, tap_grads=tap_grads, grads=grads)
 
 
 def _unscaled(pair: Pair, run: Trace, of: str) -> Trace:
@@ -191,14 +211,14 @@ def config_of(shapes: Mapping[str, tuple[int, ...]], right: Semantics, wrong: Se
     """Return the configuration of `rebuilt_config` from a side's canonical shapes and the facts of both."""
     if any(name.startswith("stages.") for name in shapes):
         raise Refused(
-            "it is a network of stages, and the catalogue of faults is of plain ones; facts that differ are named,"
+            "it is a network of stages, whose faults are searched in float64 only; facts that differ are named,"
             " and --set-a or --set-b with the other side's value shows whether they explain it"
         )
     return config_from_shapes(shapes, right.filled({k: v for k, v in wrong.known().items() if k != "residual_alpha"}))
 
 
 def explain_traces(
-    config: ViTConfig,
+    config: AnyConfig,
     weights: Mapping[str, Tensor],
     images: Sequence[Tensor],
     wrong: Sequence[Trace],
@@ -285,22 +305,23 @@ def _cause(search: Search, first: State, found: Sequence[State]) -> Cause:
         return Cause(after=before, excluded=tuple(search.tried), reason=reason, **known)  # type: ignore[arg-type]
     best = found[0]
     explained = {p.name for s in found for p in s.found}
-    words = " and ".join(p.title for p in best.found)
+    block = search.config.label if isinstance(search.config, FlatConfig) else str
+    words = " and ".join(p.title(block) for p in best.found)
     return Cause(
-        found=_names(best.found),
+        found=_names(best.found, block),
         after=max(best.left.forward, best.left.backward),
         excluded=tuple(name for name in search.tried if name not in explained),
         rounds=len(best.found),
-        others=tuple(_names(s.found) for s in _distinct(found)),
-        titles=tuple(p.title for p in best.found),
+        others=tuple(_names(s.found, block) for s in _distinct(found)),
+        titles=tuple(p.title(block) for p in best.found),
         reason=f"side {{B}} is side {{A}} with this: {words}",
         detail=(first.left, best.left),
         **known,  # type: ignore[arg-type]
     )
 
 
-def _names(found: Combination) -> tuple[str, ...]:
-    return tuple(str(p) for p in found)
+def _names(found: Combination, block: Callable[[int], str]) -> tuple[str, ...]:
+    return tuple(p.told(block) for p in found)
 
 
 def _distinct(found: Sequence[State]) -> Iterator[State]:

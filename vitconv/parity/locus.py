@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitconv.parity.faults import FAULTS
@@ -18,19 +18,22 @@ class Placed:
     layers: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        return self.name if self.layers is None else f"{self.name}@{','.join(map(str, self.layers))}"
+        return self.told()
 
     @property
     def fault(self) -> Fault:
         """Return the entry of the catalogue."""
         return FAULTS[self.name]
 
-    @property
-    def title(self) -> str:
+    def told(self, block: Callable[[int], str] = str) -> str:
+        """Return `name` or `name@3`, blocks named by `block`."""
+        return self.name if self.layers is None else f"{self.name}@{','.join(map(block, self.layers))}"
+
+    def title(self, block: Callable[[int], str] = str) -> str:
         """Return in words what it is and where."""
         if self.layers is None:
             return self.fault.title
-        return f"{self.fault.title}, in block{'s' * (len(self.layers) > 1)} {', '.join(map(str, self.layers))}"
+        return f"{self.fault.title}, in block{'s' * (len(self.layers) > 1)} {', '.join(map(block, self.layers))}"
 
 
 Combination = tuple[Placed, ...]

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,9 @@ from vitconv.parity.faults.error import (
     residual,
     widened,
 )
-from vitconv.parity.faults.fault import Fault, Knobs
+from vitconv.parity.faults.fault import AnyConfig, Fault, Knobs
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.parity.locus import Combination, Locus, Placed, layer_in, locate
-from vitconv.vit.config import ViTConfig
-from vitconv.vit.model import ViT
 
 # Below float64 the rounding errors of a faulty network are larger than those of the right one, by factors that two
 # runs do not tell: faults that leave up to this many times what is allowed are reported, ahead of any that leave less
@@ -55,7 +54,7 @@ class Budget:
     work: float = 6e9
     least: int = 60
 
-    def pairs_of(self, config: ViTConfig, images: int) -> int:
+    def pairs_of(self, config: AnyConfig, images: int) -> int:
         """Return how many pairs are tried in a network, fed so many images."""
         one = config.width**2 * (config.positions + config.prefix) * images
         return min(self.pairs, max(self.least, int(self.work / max(one, 1))))
@@ -101,7 +100,7 @@ class Search:
         tried, runs: what was tried so far, and how many runs of the whole network that took.
     """
 
-    config: ViTConfig
+    config: AnyConfig
     weights: Mapping[str, Tensor]
     samples: Sequence[Sample]
     budget: Budget = field(default_factory=Budget)
@@ -115,7 +114,7 @@ class Search:
     def __post_init__(self) -> None:
         self.backward = any(s.cotangent is not None and s.seen.grads for s in self.samples)
         self.weights = {name: w.detach().double() for name, w in self.weights.items()}
-        self.templates: dict[str, ViT] = {}
+        self.templates: dict[str, Any] = {}
         self.scales = [exact_scale(s.seen) if s.scale is None else s.scale for s in self.samples]
 
     def knobs(self, found: Iterable[Placed], blocks: tuple[int, ...] | None = None) -> Knobs | None:

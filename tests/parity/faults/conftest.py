@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.probe import probe_weights
 from vitconv.vit.config import ViTConfig
+
+# The kit of networks of stages is imported by name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 _FACTS = {
     "heads": 4,

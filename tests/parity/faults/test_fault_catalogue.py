@@ -15,7 +15,7 @@ from vitconv.parity.faults.fault import KINDS
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.parity.trace import cotangent_of
 
-DRAWN = [name for name, fault in FAULTS.items() if fault.visible != "random"]
+DRAWN = [name for name, fault in FAULTS.items() if fault.visible != "random" and "plain" in fault.families]
 # Making a network costs more than running it.
 TEMPLATES: dict = {}
 ORDER = ("token", "rich", "distilled", "deepnorm", "rms")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vitconv.parity.faults import attention, backward, block, embed, head, image, mlp, norm, precision
+from vitconv.parity.faults import attention, backward, block, embed, head, image, mlp, norm, precision, stages, windows
 from vitconv.parity.faults.fault import Fault, Knobs
 
-_SITES = (image, embed, norm, attention, mlp, block, head, precision, backward)
+_SITES = (image, embed, norm, attention, windows, mlp, block, stages, head, precision, backward)
 
-FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for site in _SITES for fault in site.FAULTS})
+
+def _shared(fault: Fault) -> Fault:
+    """Return a fault of plain networks, for networks of stages too where these can have it as it is written."""
+    both = fault.families == ("plain",) and stages.has_as_well(fault.name)
+    return dataclasses.replace(fault, families=("plain", "stages")) if both else fault
+
+
+FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: _shared(fault) for site in _SITES for fault in site.FAULTS})
 
 __all__ = ["FAULTS", "Fault", "Knobs"]

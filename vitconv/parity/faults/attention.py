@@ -97,7 +97,9 @@ def _scale(new: Callable[[float, int, int], float]) -> OnModel:
     def change(model: ViT, layers: Iterable[int]) -> None:
         for attn in _attentions(model, layers):
             a = attn.q.out_features
-            attn.scale = new(attn.scale, a // attn.heads, a)
+            # Focused attention has another scale, of each channel.
+            if isinstance(attn.scale, float):
+                attn.scale = new(attn.scale, a // attn.heads, a)
 
     return change
 

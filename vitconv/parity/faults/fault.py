@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vitconv.parity.faults.flat import FlatConfig
 from vitconv.vit.config import ViTConfig
+
+AnyConfig = ViTConfig | FlatConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +48,7 @@ class Knobs:
     change the freshly built network; `images` change what it is fed.
     """
 
-    config: ViTConfig
+    config: AnyConfig
     weights: tuple[Callable[[Weights], Weights], ...] = ()
     model: tuple[Callable[[ViT], None], ...] = ()
     images: tuple[OnImages, ...] = ()
@@ -64,6 +67,7 @@ class Fault:
         facts: the facts that say the same.
         per_block: it can be in one block only.
         single: it can only be in one block (not the last one).
+        families: the kinds of networks that can have it: plain, stages.
         when: whether a network of this configuration can have it.
         also: further words for the same function, such as what the converter did.
     """
@@ -76,6 +80,7 @@ class Fault:
     facts: tuple[str, ...] = ()
     per_block: bool = False
     single: bool = False
+    families: tuple[str, ...] = ("plain",)
     when: Callable[[ViTConfig], bool] = lambda config: True
     also: str = ""
     weights: OnWeights | None = None
@@ -107,8 +112,11 @@ class Fault:
         None: a network of this configuration cannot have it (no registers to drop, the activation is this one), or
         it was asked for in single blocks and is none of a block.
         """
-        config = knobs.config
-        if not self.when(config) or (layers is not None and not self.per_block):
+        # A network of stages answers to the words that its faults ask for.
+        config: Any = knobs.config
+        if getattr(config, "family", "plain") not in self.families or not self.when(config):
+            return None
+        if layers is not None and not self.per_block:
             return None
         if self.single and (layers is None or [*layers] == [] or max(layers) >= config.depth - 1):
             return None

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitconv.hosts.base.tap import Tap, recording
-from vitconv.parity.faults.fault import Knobs
+from vitconv.parity.faults.fault import AnyConfig, Knobs
+from vitconv.parity.faults.flat import FlatConfig
+from vitconv.parity.faults.flat_network import FlatStages
 from vitconv.vit.model import ViT
 
 
@@ -43,7 +45,7 @@ class Rebuilt:
     weights: Mapping[str, Tensor]
     stored: bool = False
     backward: bool = True
-    templates: dict[str, ViT] = field(default_factory=dict)
+    templates: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
     blocks: tuple[int, ...] | None = None
 
@@ -62,7 +64,7 @@ class Rebuilt:
         known = repr(config)
         if known not in self.templates:
             with torch.device("meta"):
-                self.templates[known] = ViT(config).eval()
+                self.templates[known] = _network(config).eval()
         # Only tensors are put in: a change may take a parameter's place by any expression of the given weights.
         self.model = _filled(self.templates[known], used, "", self.blocks)
         for alter in self.knobs.model:
@@ -125,7 +127,11 @@ class Rebuilt:
         return Seen({**values, stop: values.get(stop, x.detach())}, x.detach(), {}, grads)
 
 
-def _taps(model: ViT) -> dict[str, Tap]:
+def _network(config: AnyConfig) -> nn.Module:
+    return FlatStages(config) if isinstance(config, FlatConfig) else ViT(config)
+
+
+def _taps(model: Any) -> dict[str, Tap]:
     """Return the canonical taps of those parts that are there, in running order."""
     found: dict[str, nn.Module | None] = {"embed": model.embed}
     for i, block in enumerate(model.blocks):
@@ -139,7 +145,7 @@ def _filled(module: Any, weights: Mapping[str, Tensor], prefix: str, blocks: tup
     """Copy a tree of modules, with tensors for its parameters and no hooks; what else they hold is shared."""
     old = module.__dict__
     new = object.__new__(type(module))
-    fresh = {k: v.copy() for k, v in old.items() if k.startswith("_forward")}
+    fresh = {k: v.copy() for k, v in old.items() if k.startswith(("_forward", "_buffers"))}
     lacking = {k: None for k, v in old["_parameters"].items() if v is None}
     given = {k: weights[prefix + k] for k, v in old["_parameters"].items() if v is not None}
     left_out = prefix == "blocks." and blocks is not None
