@@ -166,11 +166,16 @@ def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int
             where = f"in {', '.join(f.where)}" if f.where and f.level in ("warn", "error") else ""
             detail = "; ".join(part for part in (where, advice and f"what to do: {advice}") if part)
             rows.append(Row((o.check.id, f.level, f.text), _STATUS[f.level], detail))  # type: ignore[arg-type]
+    # What is wrong comes first, and what only warns after it; the others stay cheap to dear.
+    rows.sort(key=lambda row: {"fail": 0, "warn": 1}.get(row.status, 2))
     counts = {level: sum(f.level == level for o in outcomes for f in o.findings) for level in _STATUS}
     open_ = sum(o.undecided for o in outcomes)
     left = f", {open_} undecided" if open_ else ""
     left += f", {idle} not applicable" if (idle := sum(bool(o.skipped) and not o.undecided for o in outcomes)) else ""
-    sentence = f"{counts['error']} errors, {counts['warn']} warnings, {len(outcomes)} checks{left}"
+    sentence = ", ".join(
+        f"{n} {word}{'' if n == 1 else 's'}"
+        for n, word in ((counts["error"], "error"), (counts["warn"], "warning"), (len(outcomes), "check"))
+    )
     sections = [Section("checks", "What was found", columns, tuple(rows))]
     if context.notes:
         notes = tuple(Row((text,), "info") for text in context.notes)
@@ -181,7 +186,7 @@ def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int
     return Report(
         "vitconv.check",
         f"Can {context.name} start training?",
-        verdict=Verdict(word, "fail" if code == 1 else "warn" if code or counts["warn"] else "ok", sentence),
+        verdict=Verdict(word, "fail" if code == 1 else "warn" if code or counts["warn"] else "ok", sentence + left),
         facts=tuple(facts),
         sections=tuple(sections),
         data={"checks": [_plain(o) for o in outcomes]},
@@ -189,18 +194,23 @@ def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int
 
 
 def charts_of(outcomes: tuple[Outcome, ...]) -> tuple[Section, ...]:
-    """Return one section of charts per check that has curves."""
-    from vitconv.report import Chart, Section, Series
+    """Return one section of charts per check that has curves, with what is wrong; checks that found something first."""
+    from vitconv.report import Chart, Column, Row, Section, Series
 
     sections = []
-    for o in outcomes:
+    found = (Column("finding", "finding"),)
+    for o in sorted(outcomes, key=lambda o: {"error": 0, "warn": 1}.get(o.level, 2)):
         charts = []
         for f in o.findings:
             series = tuple(Series(name, points) for name, points in f.curves.items() if points)
             if series:
                 charts.append(Chart(", ".join(s.name for s in series), *f.axes, series, log=_wide(series)))
         if charts:
-            sections.append(Section(o.check.id, o.check.title, notes=(o.check.threshold,), charts=tuple(charts)))
+            bad = tuple(Row((f.text,), _STATUS[f.level]) for f in o.findings if f.level in ("warn", "error"))  # type: ignore[arg-type]
+            notes = (o.check.threshold,)
+            sections.append(
+                Section(o.check.id, o.check.title, found if bad else (), bad, notes=notes, charts=tuple(charts))
+            )
     return tuple(sections)
 
 
