@@ -58,8 +58,8 @@ def _loss(variance: float, eps: float) -> float:
 CHECK = Check(
     id="norm-eps",
     title="Is the eps of every norm small against the variance it sees?",
-    measures="1 - sigma/sqrt(sigma² + eps) of the token with the smallest variance, at every norm; eps rounded to "
-    "float16",
+    measures="1 - sigma/sqrt(sigma² + eps) of the token with the smallest variance, at every norm, but for few that "
+    "hold nothing yet (class token, registers); eps rounded to float16",
     threshold="warn when more than 1 % of the output is lost: sigma below 7 sqrt(eps), .022 at 1e-5 and .0071 at "
     "1e-6; error "
     "when eps is 0 in float16 (below 3e-8) and parameters are float16",

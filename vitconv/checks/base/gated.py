@@ -5,6 +5,9 @@ from __future__ import annotations
 from vitconv.checks.base.context import Context
 from vitconv.layout.blocks import block_of
 
+# LayerScale of 0.1 is what CaiT has at 12 blocks, and trains like one of 1; BEiT's head starts at 2e-5.
+SMALL_GAIN, SMALL_HEAD = 1e-2, 1e-3
+
 _GATES = ("norm1.weight", "norm2.weight", "ls1", "ls2", "attn.out.weight", "attn.v.weight")
 
 
@@ -19,3 +22,14 @@ def branches_gated(context: Context) -> bool:
     """Return whether a branch starts at zero: with all of them, what is pooled is the same for every image."""
     weights = context.weights or {}
     return any(n.endswith(_GATES) and not bool(t.any()) for n, t in weights.items() if block_of(n))
+
+
+def small_start(context: Context) -> str:
+    """Return in words what makes all gradients behind it small by design, a gain of the branches or the head, or ""."""
+    weights = context.weights or {}
+    ends = ("ls1", "ls2", *(("norm1.weight", "norm2.weight") if context.placement == "res-post" else ()))
+    gains = [float(t.double().abs().mean()) for n, t in weights.items() if n.endswith(ends) and block_of(n)]
+    if gains and 0.0 < min(gains) < SMALL_GAIN:
+        return f"the branches start at a gain of {min(gains):.2g}"
+    head = float(weights["head.weight"].double().square().mean().sqrt()) if "head.weight" in weights else 1.0
+    return f"the head starts at {head:.2g}" if 0.0 < head < SMALL_HEAD else ""

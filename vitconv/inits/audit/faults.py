@@ -16,6 +16,7 @@ from vitconv.layout.blocks import block_of
 from vitconv.layout.canonical import role_of
 
 _HUGE = 1e3
+FEW_STRAY = 1e-5
 _F16_TINY = 2.0**-14
 _DIGITS = re.compile(r"\d+")
 
@@ -86,8 +87,9 @@ def _stray(measured: Mapping[str, Measured]) -> Iterator[Finding]:
     bad = [m for m in measured.values() if m.stray and m.std < 0.5 and m.stray < 0.05 * m.n]
     if bad:
         total, n = sum(m.stray for m in bad), sum(m.n for m in bad)
+        # One in 2^24 of float32 is harmless, one in 500 of bfloat16 makes the std four times as large.
         yield Finding(
-            "stray-minus-two", "fail", _names(bad),
+            "stray-minus-two", "fail" if total > FEW_STRAY * n else "warn", _names(bad),
             f"{total} of {n} elements are exactly -2.0: trunc_normal_ took erfinv of the end point and cut it there",
             "draw in float32 with torch 2.12 or later, never in half precision with timm's own copy",
         )  # fmt: skip
@@ -118,7 +120,7 @@ def _may_be_zero(m: Measured, expected: Mapping[str, Distribution]) -> bool:
     known = expected.get(m.name)
     if known is not None and known.family == "constant" and known.centre == 0.0:
         return True
-    return m.name.endswith(".bias") and not m.name.startswith("embed.patch")
+    return m.name.endswith(".bias")
 
 
 def _mixed_up(measured: Mapping[str, Measured]) -> Iterator[Finding]:
