@@ -27,6 +27,27 @@ class HalfKernel(Attention):
         return self.out(((self.scale * q) @ k.transpose(-2, -1)).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
 
 
+class Rounding(torch.autograd.Function):
+    """What passes a kernel that takes any dtype and computes in float32: out of torch's sight, as Triton's are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy().astype("float32")).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.from_numpy(g.numpy().astype("float32")).to(g.dtype)
+
+
+def float32_inside(scale: float = 1.0) -> Any:
+    def change(module: Any) -> None:
+        for block in module.blocks:
+            act = block.mlp.act
+            block.mlp.act = lambda x, act=act: Rounding.apply(act(x)) * scale
+
+    return change
+
+
 def half(module: Any) -> None:
     for block in module.blocks:
         block.attn.__class__ = HalfKernel
@@ -116,3 +137,37 @@ def test_with_autocast_alone_it_is_said_what_cannot_be_seen(live):
     assert "not compared in float64 (asked to)" in result.reason
     assert "activation-gelu-tanh" in result.cause.undetectable
     assert verify(live(), live(change), precisions=["fp64"], inputs=["coloured"]).verdict == "differs"
+
+
+FLOAT32: dict[str, Any] = {"precisions": ["fp32"], "inputs": ["coloured"], "skip": ["why"]}
+
+
+def test_a_kernel_that_takes_float64_and_computes_in_float32_is_no_difference(live):
+    result = verify(live(), live(float32_inside()), **FLOAT32)
+    assert result.verdict == "undecided"
+    said = result.stage("function").why_skipped or ""
+    assert (
+        "B does not run in float64: it takes float64 and rounds inside as float32 does, first at blocks.0.mlp" in said
+    )
+    assert result.stage("numerics-fp32").status == "ok"
+
+
+def test_a_fault_beside_such_a_kernel_is_a_difference(live):
+    result = verify(live(), live(float32_inside(1.01)), **FLOAT32)
+    assert result.verdict == "differs"
+    assert result.stage("numerics-fp32").status == "fail"
+
+
+def test_a_baseline_with_such_a_kernel_is_to_be_the_other_side(live):
+    result = verify(live(float32_inside()), live(), **FLOAT32)
+    assert result.verdict == "undecided"
+    assert "make it B" in (result.stage("numerics-fp32").why_skipped or "")
+
+
+@pytest.mark.parametrize("eps", [2e-6, 1e-5])
+def test_a_small_fault_in_float64_is_no_rounding(eps, live):
+    def change(module: Any) -> None:
+        for block in module.blocks:
+            block.norm1.eps = eps
+
+    assert verify(live(), live(change), **FLOAT32).verdict == "differs"

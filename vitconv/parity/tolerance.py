@@ -25,6 +25,11 @@ NULL = 1e-12
 # summed in another order, which in float64 stays below the threshold of the function.
 REPEAT = 0.0
 
+# To see whether a side that takes float64 computes in it: by how much of their size images are moved, and how large at
+# the most what float32 rounds to is, of the size of a value (2^-24, many times over). Float64 shows less than
+# `SAME_FUNCTION`; half precision more, and it is a difference at float32 as well.
+NUDGED, ROUNDED = 2.0**-30, 1e-5
+
 # Of a side that does not run in float64 the same is asked in the finest precision that it knows: correct runs part by
 # up to 1.4 times a rounding error of some units (1e-6 of float32's 6e-8, 1e-2 of bfloat16's 4e-3).
 NEARLY = 32.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitconv.errors import UsageError
-from vitconv.parity.capability import finest
+from vitconv.parity.capability import finest, rounds_inside
 from vitconv.parity.environment import environment
 from vitconv.parity.pair import CannotRun, Pair, Progress, pair_of
 from vitconv.parity.plan import Plan, passes, plan_of
@@ -135,6 +135,19 @@ def _in_float64(pair: Pair) -> Stage | None:
     return None
 
 
+def _rounding(pair: Pair, done: Compared) -> Stage | None:
+    """Return the stage as skipped when what parts the sides may be that one of them computes in float32 alone."""
+    worst = done.worst()
+    if worst is None:
+        return None
+    of, inputs = worst
+    for side in (pair.a, pair.b):
+        if said := rounds_inside(pair, side, inputs, of):
+            pair.finest[side.label] = ("fp32", said)
+            return skipped(function.KEY, function.TITLE, f"{side.label} does not run in float64: {said}")
+    return None
+
+
 def _judged(pair: Pair, precision: str, rules: Profile, judged: list[Judged], same: bool | None) -> Stage:
     """Judge a precision and add it to `judged`; a side that does not run in it is said, and nothing is judged."""
     key, title = f"{numerics.KEY}-{precision}", f"Same numerics? ({precision_of(precision).title})"
@@ -167,8 +180,11 @@ def run_stages(pair: Pair, precisions: Sequence[str], skip: frozenset[str], rule
     judged: list[Judged] = []
 
     def compare() -> Stage:
-        compared.append(function.same_function(pair, rules.function))
-        return compared[-1].stage
+        done = function.same_function(pair, rules.function)
+        if (said := _rounding(pair, done)) is not None:
+            return said
+        compared.append(done)
+        return done.stage
 
     def judge_at(precision: str) -> Stage:
         same = compared[-1].worst() is None if compared else None
