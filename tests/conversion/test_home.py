@@ -124,6 +124,31 @@ def test_waves_that_depend_on_what_is_unknown_are_asked_for(tmp_path: Path, caps
     assert keys_and_shapes(written) == keys_and_shapes(own)
 
 
+def test_what_eva_02_is_pre_trained_with_goes_where_there_is_a_place(tmp_path: Path, capsys) -> None:
+    """Its authors' pre-training has a mask token and predicts the features of a CLIP (`lm_head`)."""
+    state = torch.load(GOLDEN / "eva/eva-02.pth", weights_only=True)
+    state = {k: v for k, v in state.items() if not k.startswith(("head.", "fc_norm."))}
+    gen = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
+    state |= {"mask_token": draw(1, 1, 32), "lm_head.weight": draw(7, 32), "lm_head.bias": draw(7)}
+    state |= {"norm.weight": draw(32), "norm.bias": draw(32)}
+    source = tmp_path / "pretrained.pth"
+    torch.save({"module": state}, source)
+    assert keys_and_shapes(converted(source, tmp_path / "own.safetensors", "--to", "eva")) == keys_and_shapes(state)
+    capsys.readouterr()
+    assert run(["convert", str(source), str(tmp_path / "timm")]) == 0
+    said = capsys.readouterr().out
+    assert "training.safetensors keeps what only training uses: embed.mask, mim.*" in said
+    # The waves of every block are one module's, made anew where they are needed.
+    assert "the same bytes" not in said
+    home = ["--to", "eva", "--restore", str(tmp_path / "timm" / "training.safetensors")]
+    back = converted(tmp_path / "timm", tmp_path / "back.safetensors", *home)
+    assert all(torch.equal(back[k], v) for k, v in state.items() if "freqs" not in k)
+
+
 def test_an_index_tells_the_grid_that_a_table_leaves_open(tmp_path: Path, capsys) -> None:
     """Tables of a grid of 4x6 places have 77 offsets, as those of 6x4."""
     source = GOLDEN / "beit/beit-author.pth"

@@ -353,7 +353,7 @@ def _tied(branch: Branch, match: Match) -> list[str]:
     """Return a note on tensors that share their bytes and are not the layout's own second names."""
     by_place: dict[tuple[Any, ...], list[str]] = {}
     for key, t in branch.tensors.items():
-        if key not in match.copies and t.numel:
+        if key not in match.copies and key not in match.consts and t.numel:
             by_place.setdefault((t.blob, t.start, t.shape, t.strides), []).append(key)
     tied = [" = ".join(keys) for keys in by_place.values() if len(keys) > 1]
     return [f"the same bytes under several names, written once for each: {'; '.join(tied[:4])}"] if tied else []

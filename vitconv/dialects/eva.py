@@ -97,6 +97,8 @@ DIALECT = Dialect(
             ),
         ),
         *linear("head", "head", "o d", optional=True),
+        # Pre-training predicts the features of a CLIP.
+        *linear("lm_head", "mim", "s d", optional=True),
     ),
     forbids=(Forbid(r"relative_position", "relative positions beside EVA-02's rotary ones are not carried"),),
     derived={"blocks.{i}.attn.k.bias": "zero"},
