@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,7 +235,7 @@ def test_the_twin_needs_a_release_and_reads_files(tmp_path):
     assert len(host.build(Spec(str(file), {"release": "0.0.28"})).module.backbone.encoders) == DEPTH
     with pytest.raises(UsageError, match="release=0"):
         host.build(Spec(str(file)))
-    with pytest.raises(UsageError, match="no such configuration file"):
+    with pytest.raises(UsageError, match=r"no such configuration file.*or a folder with xformers\.json"):
         host.build(Spec("nowhere.yaml", {"release": "0.0.28"}))
     with pytest.raises(UsageError, match="does not know the option hugo; it knows: channels, classes"):
         host.build(Spec(str(file), {"release": "0.0.28", "hugo": 1}))
@@ -378,3 +379,10 @@ def test_the_users_network_of_a_known_library_is_described_by_its_host(user):
 def test_what_is_no_network_is_refused(model, says, user):
     with pytest.raises(UsageError, match=says):
         load(HOSTS, "python").build(Spec(model.format(user=user)))
+
+
+def test_the_factory_is_built_from_a_folder_that_convert_wrote(tmp_path: Path) -> None:
+    (tmp_path / "xformers.json").write_text(json.dumps([STACK]))
+    options = {"image": GRID * PATCH, "patch": PATCH, "classes": CLASSES, "release": "0.0.28.post3"}
+    built = load(HOSTS, "xformers-style").build(Spec(str(tmp_path), options))
+    assert built.facts.heads == STACK["multi_head_config"]["num_heads"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitconv.errors import BadFile, UsageError
+from vitconv.configs.parse import parse_file
+from vitconv.configs.xformers_write import FILE as CONFIG
+from vitconv.errors import UsageError
 from vitconv.hosts.base.facts import activation_fact, common, eps_facts
 from vitconv.hosts.base.host import Built, Inputs, Spec
 from vitconv.hosts.base.images import image_shape
@@ -50,19 +51,14 @@ def read_config(spec: Spec) -> Any:
     if spec.options.get("config") is not None:
         return spec.options["config"]
     path = Path(spec.model)
+    if spec.model and path.is_dir():
+        path = path / CONFIG
     if not spec.model or not path.is_file():
-        raise UsageError(f"no such configuration file: {spec.model!r}; expected YAML or JSON of xformers' factory")
-    text = path.read_text(encoding="utf-8")
-    try:
-        if path.suffix == ".json":
-            return json.loads(text)
-        import yaml
-
-        return yaml.safe_load(text)
-    except ImportError:
-        raise UsageError(f"{path}: reading YAML needs pyyaml") from None
-    except (ValueError, yaml.YAMLError) as e:
-        raise BadFile(f"{path}: {e}") from None
+        named = repr(str(path) if spec.model else "")
+        raise UsageError(
+            f"no such configuration file: {named}; expected YAML or JSON of xformers' factory, or a folder with {CONFIG}"
+        )
+    return parse_file(path)
 
 
 def wrapped(stack: nn.Module, options: Mapping[str, Any]) -> nn.Module:

@@ -73,7 +73,9 @@ def _configured(host: Host, prepared: Prepared, options: dict[str, Any]) -> Buil
             (Path(folder) / name).write_text(text, encoding="utf-8")
         if not host.name.startswith("xformers"):
             return host.build(Spec(folder, {**_bare(prepared), **options}))
-        return host.build(Spec(str(Path(folder) / next(iter(beside.files))), {**_around(prepared), **options}))
+        # The library that is installed is of one release, and takes none.
+        around = {k: v for k, v in _around(prepared).items() if k in host.options}
+        return host.build(Spec(str(Path(folder) / next(iter(beside.files))), {**around, **options}))
 
 
 def _bare(prepared: Prepared) -> dict[str, Any]:
