@@ -56,7 +56,7 @@ def read_config(spec: Spec) -> Any:
     if not spec.model or not path.is_file():
         named = repr(str(path) if spec.model else "")
         raise UsageError(
-            f"no such configuration file: {named}; expected YAML or JSON of xformers' factory, or a folder with {CONFIG}"
+            f"no such configuration file: {named}; expected YAML or JSON of xformers' factory or a folder with {CONFIG}"
         )
     return parse_file(path)
 
