@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -147,10 +148,12 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         choices = {**configured, **_recorded(checkpoint.metadata, dialects), **wishes.choices}
         branch, match = _settled(checkpoint, chosen, dialects, choices, wishes, known)
     whose = dialects.marked(match.dialect.name, chosen.tensors)
-    if known.beside is not None and not whose:
-        whose = dialects.configured(match.dialect.name, known.beside.dialect)
     if whose:
         branch, match = _settled(checkpoint, branch, Candidates(whose), choices, wishes, known)
+    elif said := dialects.configured(match.dialect.name, known.beside.dialect if known.beside else ""):
+        # Where the keys are not those of what the configuration names, what it says is held against them.
+        with contextlib.suppress(NotRecognised):
+            branch, match = _settled(checkpoint, branch, Candidates(said), choices, wishes, known)
     _check_told(wishes, match)
     known = of_this_epoch(known, match)
     facts, more = released(match, known.facts)
