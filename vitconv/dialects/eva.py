@@ -78,7 +78,8 @@ DIALECT = Dialect(
                             *linear(BLOCK + "mlp.fc2", "blocks.{i}.mlp.down", "d m"),
                             *norm(BLOCK + "mlp.ffn_ln", "blocks.{i}.mlp.norm", "m", optional=True),
                         ),
-                        without=("blocks.{i}.mlp.gate.weight",),
+                        # With the head of pre-training the keys are BEiT's, as EVA-01's are.
+                        without=("blocks.{i}.mlp.gate.weight", "mim.weight"),
                         author={"activation": "gelu"},
                     ),
                 ),
