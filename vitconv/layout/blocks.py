@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vitconv.layout.canonical import layer_of, stack_of
 from vitconv.layout.canonical_stages import place_of
@@ -21,6 +21,26 @@ def block_of(name: str) -> str | None:
 def blocks_of(names: Iterable[str]) -> tuple[str, ...]:
     """Return the blocks that canonical names speak of, in running order."""
     return tuple(sorted({block for name in names if (block := block_of(name)) is not None}, key=_order))
+
+
+def running(names: Iterable[str]) -> dict[str, int]:
+    """Return {block: its number in running order}, over all stages."""
+    return {block: i for i, block in enumerate(blocks_of(names))}
+
+
+def number_of(name: str, number: Mapping[str, int]) -> int | None:
+    """Return the running number of the block that a canonical name stands in, or None outside the trunk.
+
+    What leads into a stage has that of its first block, and a norm after a stage that of its last.
+    """
+    block = block_of(name)
+    if block is not None:
+        return number[block]
+    if not name.startswith("stages."):
+        return None
+    stage = ".".join(name.split(".")[:2])
+    inside = [i for found, i in number.items() if found.startswith(f"{stage}.")]
+    return max(inside) if ".norm." in name.removeprefix(stage) and ".merge" not in name else min(inside)
 
 
 def is_block(name: str) -> bool:

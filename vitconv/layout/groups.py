@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from vitconv.errors import LayoutError, UsageError
+from vitconv.layout.blocks import number_of, running
 from vitconv.layout.canonical import layer_of, role_of, template_of
 from vitconv.record import dataclass
 
@@ -104,8 +105,12 @@ def grouped(
         layer_decay: factor per layer on the learning rate: the head has 1, the embedding layer_decay^(depth + 1).
     """
     found = []
+    tensors = list(tensors)
+    # In stages a block's layer is its running number.
+    number = running(part for _, parts, _ in tensors for part in parts)
+    depth = max(depth, len(number))
     for key, parts, shape in tensors:
-        kind, layer = place_of(parts, depth)
+        kind, layer = place_of(parts, depth, number)
         role = role_in_words(parts)
         scale = 1.0 if layer_decay is None else layer_decay ** (depth + 1 - layer)
         found.append(Grouped(key, role, not _free(key, kind, shape, rule), layer, scale))
@@ -121,8 +126,8 @@ def _free(key: str, kind: str, shape: tuple[int, ...], rule: Preset) -> bool:
     return rule.vectors and (len(shape) <= 1 or head == "layer_scale")
 
 
-def place_of(parts: Sequence[str], depth: int) -> tuple[str, int]:
-    """Return (kind, layer) of a tensor by its canonical parts.
+def place_of(parts: Sequence[str], depth: int, number: Mapping[str, int] | None = None) -> tuple[str, int]:
+    """Return (kind, layer) of a tensor by its canonical parts; `number` is that of each block, needed in stages alone.
 
     The kind is the role's first word, and for tokens which one: token.cls. Layer 0 is the embedding, block i is i + 1,
     what comes after the blocks is depth + 1.
@@ -133,7 +138,7 @@ def place_of(parts: Sequence[str], depth: int) -> tuple[str, int]:
     kind = _role(name).partition(".")[0]
     if name in _TOKENS:
         kind = f"token.{_TOKENS[name]}"
-    layer = layer_of(name)
+    layer = number_of(name, number) if number and name.startswith("stages.") else layer_of(name)
     if layer is not None and not name.startswith("decoder."):
         return kind, layer + 1
     return kind, 0 if name.startswith(("embed.", "rel_pos", "rope.")) else depth + 1

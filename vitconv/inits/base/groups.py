@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from vitconv.errors import UsageError
-from vitconv.layout.blocks import block_of, blocks_of
+from vitconv.layout.blocks import number_of, running
 from vitconv.layout.canonical import layer_of, role_of, stack_of
 
 # Tables of relative positions, and Swin-v2's network in place of one.
@@ -57,30 +57,17 @@ def groups(
     if preset not in PRESETS:
         raise UsageError(f"no decay preset {preset!r}; there are {', '.join(PRESETS)}")
     # Also in stages a block's layer id is its running number, and what leads into a stage has that of its first block.
-    number = {block: i for i, block in enumerate(blocks_of(shapes))}
+    number = running(shapes)
     depth = len(number)
     rows = []
     for name, shape in shapes.items():
-        layer = _number(name, number)
+        layer = layer_of(name) if stack_of(name) else number_of(name, number)
         at = layer + 1 if layer is not None else 0 if name.startswith("embed.") else depth + 1
         role = role_of(name)
         vector = len(shape) < 2 and role not in _TOKENS
         listed = any(fnmatchcase(name, pattern) for pattern in PRESETS[preset])
         rows.append(Placed(name, role, at, layer_decay ** (depth + 1 - at), not vector and not listed))
     return tuple(rows)
-
-
-def _number(name: str, number: Mapping[str, int]) -> int | None:
-    block = block_of(name)
-    if block is not None:
-        return number[block]
-    if stack_of(name):
-        return layer_of(name)
-    if name.startswith("stages."):
-        stage = ".".join(name.split(".")[:2])
-        inside = [i for found, i in number.items() if found.startswith(f"{stage}.")]
-        return max(inside) if ".norm." in name.removeprefix(stage) and ".merge" not in name else min(inside)
-    return None
 
 
 def idle_patterns(keys: Iterable[str], parts: Iterable[str]) -> tuple[str, ...]:
