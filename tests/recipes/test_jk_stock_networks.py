@@ -37,6 +37,46 @@ def test_what_a_library_makes_has_no_error_or_warning(name: str, more: tuple[str
     assert told == []
 
 
+OTHERS = {
+    "cait": ("cait_xxs24_224", {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 5}),
+    "xcit": ("xcit_nano_12_p16_224", {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 4, "num_classes": 5}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_no_layout_explains_has_no_error_either(name: str) -> None:
+    torch.manual_seed(0)
+    net = timm.create_model(OTHERS[name][0], **OTHERS[name][1])
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    context = context_of(net, Wanted(plan=Plan(batch=4)), images=images)
+    told = [(c, f.text) for c in (*CHECKED, "init-audit") for f in run_one(context, load(CHECKS, c)).findings
+            if f.level in ("error", "warn")]  # fmt: skip
+    assert told == []
+
+
+def transformers(config: str, made: str) -> Any:
+    library = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 192}
+    torch.manual_seed(0)
+    return getattr(library, made)(getattr(library, config)(**sizes, image_size=32, patch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("config", "made"),
+    [
+        pytest.param("SiglipVisionConfig", "SiglipVisionModel", id="siglip-biases-1e-6"),
+        pytest.param("ViTConfig", "ViTModel", id="vit"),
+        pytest.param("BeitConfig", "BeitModel", id="beit-class-token-zero"),
+    ],
+)
+def test_what_transformers_makes_was_never_trained(config: str, made: str) -> None:
+    context = context_of(transformers(config, made))
+    found = context.audit
+    assert found.training.state in ("never trained", "undecided"), found.training.reason
+    assert found.found("never-trained") is None
+    assert found.found("all-zero") is None
+
+
 def changed(**weights: float) -> Any:
     context = context_of("vit_tiny", Wanted(("depth=2", "dim=48", "heads=3", "image=16", "patch=4", "classes=10")))
     net = context.network.module

@@ -18,6 +18,8 @@ from vitconv.layout.canonical import role_of
 _HUGE = 1e3
 FEW_STRAY = 1e-5
 _F16_TINY = 2.0**-14
+# Zero in some codebases, drawn in others.
+TOKENS = frozenset({"embed.cls", "embed.dist", "embed.mask", "embed.reg"})
 _DIGITS = re.compile(r"\d+")
 
 
@@ -107,7 +109,9 @@ def _dead(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]
 
 
 def _constant(measured: Mapping[str, Measured], expected: Mapping[str, Distribution]) -> Iterator[Finding]:
-    weights = [m for m in measured.values() if m.constant and m.low != 0.0 and len(m.shape) > 1 and m.n > 1]
+    # A temperature per head, [h 1 1], is no matrix.
+    matrices = [m for m in measured.values() if sum(size > 1 for size in m.shape) > 1]
+    weights = [m for m in matrices if m.constant and m.low != 0.0]
     same = [m for m in weights if not (m.name in expected and expected[m.name].family == "constant")]
     if same:
         yield Finding(
@@ -120,7 +124,7 @@ def _may_be_zero(m: Measured, expected: Mapping[str, Distribution]) -> bool:
     known = expected.get(m.name)
     if known is not None and known.family == "constant" and known.centre == 0.0:
         return True
-    return m.name.endswith(".bias")
+    return m.name.endswith(".bias") or m.name in TOKENS
 
 
 def _mixed_up(measured: Mapping[str, Measured]) -> Iterator[Finding]:

@@ -22,8 +22,10 @@ State = Literal["never trained", "trained", "partly trained", "undecided"]
 
 LEARNED = 1.05
 FRESH = 1.03
+# The largest of a million of N(0, 1e-6), as big_vision starts MLP biases; one step of AdamW at 1e-5 goes beyond it.
+TINY = 6e-6
 # Vectors too, but zero in some codebases, drawn in others and N(0, 1) in a few: a token that is not 0 proves nothing.
-_TOKENS = frozenset({"embed.cls", "embed.dist", "embed.mask", "embed.pos_cls", "embed.pos_dist"})
+_TOKENS = frozenset({"embed.cls", "embed.dist", "embed.mask", "embed.pos_cls", "embed.pos_dist", "pool.probe"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def training(fit: Fitted, measured: Mapping[str, Measured]) -> Training:
     ]
     # Norms are 1 and 0 in every scheme but one, biases 0 in most: what is constant is as an init left it.
     still = [name for name in fixed if measured[name].constant]
-    moved = [name for name in fixed if not measured[name].constant and not _torch_made(name, measured)]
+    moved = [name for name in fixed if not measured[name].constant and not _made_so(name, measured)]
     spectra = {name: m.edge for name, m in measured.items() if m.edge == m.edge}
     learned = [name for name, edge in spectra.items() if edge > max(LEARNED, _by_chance(measured[name]))]
     # A matrix that looks fresh beside a bias that moved was only trained little.
@@ -84,8 +86,10 @@ def _by_chance(m: Measured) -> float:
     return 1.0 + 0.5 * 4.0 * (1.0 / rows + 1.0 / columns) ** (1.0 / 3.0) / (rows + columns)
 
 
-def _torch_made(name: str, measured: Mapping[str, Measured]) -> bool:
-    """Say whether a bias is what torch's constructor draws: random from the start, so no sign of training."""
+def _made_so(name: str, measured: Mapping[str, Measured]) -> bool:
+    """Say whether a bias is random from the start, so no sign of training: as torch draws it, or N(0, 1e-6)."""
+    if max(abs(measured[name].low), abs(measured[name].high)) < TINY:
+        return True
     weight = measured.get(name.removesuffix("bias") + "weight")
     if not name.endswith(".bias") or weight is None or len(weight.shape) < 2:
         return False
