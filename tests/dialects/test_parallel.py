@@ -56,6 +56,23 @@ def test_timm_computes_what_deit_s_code_did_and_the_way_back_is_exact(
     assert near(net(trace["input"]), trace["output"]) > 1e-9
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["deit-parallel", "deit-parallel-plain"], ids=["LayerScale", "plain"])
+def test_timm_opens_the_folder_with_no_further_word(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    weights, trace = golden(name)
+    torch.save({k: v.float() for k, v in weights.items()}, tmp_path / "s.pth")
+    command = ["convert", str(tmp_path / "s.pth"), str(tmp_path / "out"), "--to", "timm-parallel", *SETS]
+    assert run(command) == 0
+    net = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).double().eval()
+    same = timm_net(init_values=None if "plain" in name else 1e-5, no_embed_class=True)
+    same.load_state_dict({k: v.double() for k, v in load_file(tmp_path / "out" / "model.safetensors").items()})
+    assert torch.equal(net(trace["input"]), same(trace["input"]))
+    back = tmp_path / "b.safetensors"
+    assert run(["convert", str(tmp_path / "out"), str(back), "--to", "deit"]) == 0
+    assert all(torch.equal(v, weights[k].float()) for k, v in load_file(back).items())
+
+
 def test_both_verify_as_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "t.safetensors"
     assert run(["convert", str(FOLDER / "deit-parallel.pth"), str(there), "--to", "timm-parallel"]) == 0

@@ -60,6 +60,7 @@ _WRITERS: Mapping[str, str] = MappingProxyType(
         "timm": "timm_write",
         "beit": "timm_beit_write",
         "timm-eva": "timm_eva_write",
+        "timm-parallel": "timm_write",
         "timm-swin": "timm_swin_write",
         "timm-swinv2": "timm_swin_write",
         "timm-naflex": "timm_naflex_write",

@@ -24,12 +24,14 @@ _BASES: Mapping[tuple[str, str, bool], tuple[tuple[str, str, float], ...]] = {
     ("pre", "SwiGLUPacked", False): (("vit_giant_patch14_dinov2", "layernorm", 1e-6),),
     ("pre", "SwiGLU", False): (("aimv2_large_patch14_224", "rmsnorm", 1e-5),),
     ("res-post", "Mlp", False): (("vit_base_patch16_rpn_224", "layernorm", 1e-6),),
+    ("parallel", "Mlp", False): (("vit_small_patch16_18x2_224", "layernorm", 1e-6),),
     ("pre", "Mlp", True): (("deit_base_distilled_patch16_224", "layernorm", 1e-6),),
 }
 # In these the argument is not None by default, so that leaving it out would switch it on.
 _SWITCHED_ON: Mapping[str, tuple[str, ...]] = {
     "vit_giant_patch14_dinov2": ("init_values",),
     "vit_base_patch16_rpn_224": ("init_values",),
+    "vit_small_patch16_18x2_224": ("init_values",),
     "aimv2_large_patch14_224": ("embed_norm_layer",),
 }
 POOLS: Mapping[str, str] = {
@@ -108,6 +110,7 @@ def _base(draft: Draft) -> tuple[str, dict[str, Any]]:
     request = draft.request
     block, kind, eps = draft.need("norm_placement"), draft.norm_kind(), draft.one_eps()
     mlp = _mlp(request)
+    block = "parallel" if block == "pre" and request.in_block("twin.norm1.weight") else block
     bases = _BASES.get((block, mlp, request.has("embed.dist")))
     if block is not None and bases is None:
         twist = " with a distillation token" if request.has("embed.dist") else ""
