@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from vitconv.conversion.translate import translate
+from vitconv.errors import Refused
 from vitconv.layout.detect import detect
 from vitconv.layout.semantics import Semantics
 from vitconv.registry import DIALECTS, load_all
@@ -83,3 +84,14 @@ def test_another_fact_does_not_reproduce_it(change: dict[str, Any]) -> None:
 def test_the_other_eras_formulation_does_not_reproduce_it() -> None:
     ours, trace = run("flatten-original-pvt-model", "focused-upstream-fix")
     assert (ours["output"] - trace["output"]).abs().max() > 1e-9 * trace["output"].abs().max()
+
+
+def test_positions_of_another_size_are_refused() -> None:
+    """PVT's code resizes its tables in every pass; the reference has them as they are and says so."""
+    state, trace, _ = load("flatten-fixed-pvt-model")
+    canonical = translate(state, "flatten-pvt", "canonical-stages")
+    facts = {"norm_eps": 1e-5, "final_norm_eps": 1e-5, "embed_norm_eps": 1e-5, "activation": "gelu"}
+    facts |= {"norm_placement": "pre", "pooling": "avg-unnormed", "attention": "focused-stable", "focusing_factor": 3.0}
+    net = StageViT(config_of_stages({k: tuple(v.shape) for k, v in canonical.items()}, Semantics(**facts))).double()
+    with pytest.raises(Refused, match=r"a table of \d+ positions on a map of \d+x\d+: PVT's code resizes it"):
+        net(torch.zeros_like(trace["input"]).repeat(1, 1, 2, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitconv.errors import UsageError
+from vitconv.errors import Refused, UsageError
 from vitconv.layout.canonical_stages import NEIGHBOURS
 from vitconv.layout.windows import overlap, patch_stride
 from vitconv.vit.norm import Norm
@@ -108,6 +108,11 @@ class Entry(nn.Module):
             grid = (feature_map.shape[2], feature_map.shape[3])
             x = self.patch_norm(feature_map.flatten(2).transpose(1, 2))
         if self.pos is not None:
+            if len(self.pos) != x.shape[1]:
+                raise Refused(
+                    f"a table of {len(self.pos)} positions on a map of {grid[0]}x{grid[1]}: PVT's code resizes it in"
+                    " every pass, which the reference does not; use images of the size that the tables are for"
+                )
             x = x + self.pos
         if self.cls is not None:
             row = self.cls if self.pos_cls is None else self.cls + self.pos_cls
