@@ -119,7 +119,8 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     found = branches(checkpoint)
     if not found:
         raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
-    chosen = settled_biases(respelled(with_bits(pick(found, wishes.branch), wishes.bits)), checkpoint.read)
+    chosen = respelled(with_bits(pick(found, wishes.branch), wishes.bits), wishes.drop)
+    chosen = settled_biases(chosen, checkpoint.read)
     if any(".lora_" in key for key in chosen.tensors):
         from vitconv.conversion.merged import refuse_adapter
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from vitconv.conversion.own_heads import own_heads
 from vitconv.io.envelope import Branch
 
 # transformers up to 4.47 renames every gamma to weight as it loads, for the sake of TensorFlow's norms; RADIO's files
@@ -26,19 +27,28 @@ _SEGMENTS = (
 )
 
 
-def respelled(branch: Branch) -> Branch:
-    """Return the branch with LayerScale called gamma, a norm's two weight and bias, and the like."""
+def respelled(branch: Branch, drop: Sequence[str] = ()) -> Branch:
+    """Return the branch with LayerScale called gamma, a norm's two weight and bias, and the like.
+
+    A classifier of the user's own that is to be left out, by one of the patterns `drop`, keeps its name.
+    """
     segments = _segments(branch.tensors)
+    heads, of_heads = own_heads(branch.tensors)
+    if drop and heads:
+        from vitconv.layout.edits.drop import matches
+
+        if any(matches(pattern, key) for pattern in drop for key in heads):
+            heads, of_heads = {}, ""
     names = {**_scales(branch.tensors), **_norms(branch.tensors), **_blocks(branch.tensors), **segments}
+    told = f"names that another library respelled: {', '.join(f'{k} is read as {names[k]}' for k in _kinds(names))}"
+    notes = [branch.note, *([told] if names else []), *([_SEGMENTS] if segments else []), of_heads]
+    names |= heads
     if not names or len({names.get(key, key) for key in branch.tensors}) < len(branch.tensors):
         return branch
-    said = ", ".join(f"{key} is read as {names[key]}" for key in _kinds(names))
     return dataclasses.replace(
         branch,
         tensors={names.get(key, key): stored for key, stored in branch.tensors.items()},
-        note="; ".join(
-            x for x in (branch.note, f"names that another library respelled: {said}", _SEGMENTS * bool(segments)) if x
-        ),
+        note="; ".join(filter(None, notes)),
     )
 
 
