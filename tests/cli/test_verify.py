@@ -302,3 +302,15 @@ def test_runs_are_compared_and_judged_without_networks(write, tmp_path, capsys):
     assert run(["verify", str(folder), str(tmp_path / "again")]) == 0
     assert run(["verify", "judge", str(tmp_path)]) in (2, 3)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
+    import os
+
+    from vitconv.cli.main import run
+
+    monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
+    assert run(["check", "vit_tiny", "--report", str(tmp_path / "r.html")]) == 2
+    said = capsys.readouterr()
+    assert "cannot be written to" in said.err
+    assert not said.out

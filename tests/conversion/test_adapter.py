@@ -357,3 +357,9 @@ def test_an_adapter_of_a_live_model_finds_the_names_on_disk(tmp_path: Path, caps
     folder = write(tmp_path / "stray", stray)
     assert call(tmp_path / "base", tmp_path / "no", "--adapter", folder, "--to", "hf-vit-5") == 3
     assert "vit.layers.0.attention.x_proj" in capsys.readouterr().err
+
+
+def test_an_adapter_that_is_not_there_is_named(base, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "missing"
+    assert call(base[0], tmp_path / "o.safetensors", "--to", "timm", "--adapter", path) == 2
+    assert f"{path}: there is no such file or folder" in capsys.readouterr().err

@@ -164,6 +164,18 @@ def test_a_checkpoint_oflightning(tmp_path: Path) -> None:
     assert all(torch.equal(got[n]["exp_avg"], state[p]["exp_avg"]) for n, p in first.module.named_parameters())
 
 
+def test_the_counts_of_a_metric_beside_the_network_are_no_parameters(tmp_path: Path, capsys) -> None:
+    first = Run(tmp_path, timm_groups)
+    held = lightning(torch.load(first.path, weights_only=True))
+    held["state_dict"]["train_accuracy.total"] = torch.tensor(3.0)
+    torch.save(held, first.path)
+    assert call(first.path, tmp_path / "o.safetensors", "--to", "timm", "--optimizer") == 0
+    assert "taken for no parameters" in capsys.readouterr().out
+    got = torch.load(tmp_path / "o.optimizer.pt", weights_only=True)["state"]
+    state = first.optimizer.state
+    assert all(torch.equal(got[n]["exp_avg"], state[p]["exp_avg"]) for n, p in first.module.named_parameters())
+
+
 def test_a_folder_of_accelerate(tmp_path: Path) -> None:
     """save_state: model.safetensors, and optimizer.bin with numbers, which the weights' names do not order."""
     from safetensors.torch import save_file

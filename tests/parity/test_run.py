@@ -167,3 +167,16 @@ def test_strict_rules_locate_what_they_fail(live):
     result = verify(live(), live(change), profile="strict", **rules)
     assert result.verdict == "differs"
     assert result.where is not None and result.where.precision == "fp64"
+
+
+def test_a_disk_without_room_is_told_and_keeps_no_half_trace(saved, tmp_path, monkeypatch):
+    import safetensors.torch
+
+    def full(_tensors: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(UsageError, match=r"safetensors: the traces cannot be kept: No space left"):
+        saved("run")
+    assert not list(tmp_path.rglob("*.safetensors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def _report_path(ctx: click.Context, param: click.Parameter, value: Path | None)
         )
     if not value.absolute().parent.is_dir():
         raise click.BadParameter(f"the folder {str(value.parent)!r} does not exist", ctx=ctx, param=param)
+    if not os.access(value.absolute().parent, os.W_OK):
+        raise click.BadParameter(f"the folder {str(value.parent)!r} cannot be written to", ctx=ctx, param=param)
     return value
 
 

@@ -89,6 +89,8 @@ def read_config(path: Path) -> Config:
             raise BadFile(f"{file}: larger than any such configuration is")
         raw = json.loads(file.read_text("utf-8"))
     except OSError as error:
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such file or folder; expected an adapter of PEFT") from error
         raise UsageError(f"{file}: an adapter needs its {CONFIG}, which says alpha ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{file}: not valid JSON") from error

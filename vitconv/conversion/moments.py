@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitconv.conversion.parameter_order import Matched, Parameter, matched
 from vitconv.conversion.stream import _move
-from vitconv.errors import LayoutError, Refused, UsageError, shown
+from vitconv.errors import Ambiguous, LayoutError, Refused, UsageError, shown
 from vitconv.io.header import Out
 from vitconv.io.optimizer_state import Group, OptimizerState, only, optimizers
 from vitconv.io.source import Checkpoint, open_checkpoint
@@ -131,7 +131,7 @@ def moments(
     parameters, tied = parameters_of(source)
     if told is None and checkpoint is not source.checkpoint and source.checkpoint.format.startswith("safetensors"):
         parameters = _unordered(state, parameters)
-    found = matched(state, parameters, told)
+    found, parameters, aside = _matched(source, state, parameters, told)
     tensors: dict[tuple[str, str], Out] = {}
     numbers: dict[tuple[str, str], object] = {}
     ids = {key: i for i, key in found.keys.items()}
@@ -145,12 +145,29 @@ def moments(
             _join(t, name, sources, ids, state, checkpoint, tensors, numbers)
     groups, lost = _groups(prepared, state, ids)
     notes = [f"{len(found.keys)} parameters of the optimizer were matched {found.how}"]
+    if aside:
+        notes.append(f"taken for no parameters, since the optimizer has none for them: {', '.join(collapse(aside))}")
     if lost:
         notes.append(f"the moments of what was not carried are left out: {', '.join(collapse(lost))}")
     still = [x.key for x in parameters if x.key in ids and not _names(state, ids[x.key])]
     if still:
         notes.append(f"without moments, as they were never stepped: {', '.join(collapse(still))}")
     return Moments(tensors, numbers, groups, tuple(notes))
+
+
+def _matched(
+    source: Recognised, state: OptimizerState, parameters: list[Parameter], told: list[str] | None
+) -> tuple[Matched, list[Parameter], list[str]]:
+    """Match all that may be a parameter, or else the network's own: what lies beside it may be a metric's count."""
+    try:
+        return matched(state, parameters, told), parameters, []
+    except Ambiguous:
+        raise
+    except Refused:
+        own = [x for x in parameters if x.key in source.stored]
+        if len(own) == len(parameters):
+            raise
+        return matched(state, own, told), own, [x.key for x in parameters if x.key not in source.stored]
 
 
 def _unordered(state: OptimizerState, parameters: list[Parameter]) -> list[Parameter]:

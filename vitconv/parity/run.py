@@ -51,8 +51,6 @@ class Recorder:
 
     def _pooled(self) -> None:
         """Write what the reference ViT needs to predict every fault: images, and the baseline's weights."""
-        from safetensors.torch import save_file
-
         entries = [e for e in self.index.values() if e["side"] == "A" and e["inputs"].startswith(POOLED)]
         if not entries:
             return
@@ -61,7 +59,7 @@ class Recorder:
         tensors |= {f"images/{POOLED}{j}": x for j, x in enumerate(pooled_images(self.pair, len(entries)))}
         weights = self.pair.weights(self.pair.a, entries[0]["weights"])
         tensors |= {f"weights/{name}": t for name, t in weights.items()}
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, self.folder / POOLED_FILE)
+        _save(tensors, self.folder / POOLED_FILE)
 
     def finish(self, result: Result) -> None:
         """Write `run.json`: what was run, and what was found."""
@@ -110,15 +108,29 @@ def _fingerprints(side: Side) -> dict[str, list[Any]]:
     return out
 
 
-def write_trace(path: Path, t: Trace, of: str) -> dict[str, Any]:
-    """Write one trace and return its entry for the index."""
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors.
+
+    Raises:
+        UsageError: the disk is full, or the folder cannot be written to.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    try:
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+    except SafetensorError as e:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"{path}: the traces cannot be kept: {e}; name another folder with --save, or none") from e
+
+
+def write_trace(path: Path, t: Trace, of: str) -> dict[str, Any]:
+    """Write one trace and return its entry for the index."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {"output": t.output}
     for part in _PARTS:
         tensors |= {f"{part}/{name}": x for name, x in getattr(t, part).items()}
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+    _save(tensors, path)
     order = {part: list(getattr(t, part)) for part in _PARTS}
     return {
         "file": f"{path.parent.name}/{path.name}", "side": t.side, "precision": t.precision, "inputs": t.inputs,
