@@ -31,6 +31,10 @@ def test_what_is_wrong_comes_first(network: Any) -> None:
     assert names == sorted(names, key=CHECKED.index)
     assert [section.status for section in charts] == ["fail", "info", "info"]
     assert charts[0].key == "stream-growth"
+    # Exponents of both branches and the limit, on one plain scale.
+    powers = charts[0].charts[0]
+    assert [s.name for s in powers.series] == ["power of attn", "power of mlp", "limit"]
+    assert not powers.log
     assert "un-normalised" in as_html(document) and 'class="facts one"' in as_html(document)
 
 

@@ -66,6 +66,14 @@ def _response(context: Context, limits: Limits) -> Iterator[Finding]:
         found = exponents(context)
     except Refused:
         return
+    # One picture of both, on one scale: what is normalised lies at 0, and its noise looks like what it is.
+    curves = {
+        f"power of {part}": tuple((float(i), x) for i, x in sorted(by.items())) for part, by in found.items() if by
+    }
+    ends = [float(i) for by in found.values() for i in by]
+    if ends:
+        curves["limit"] = ((min(ends), limits["power"]), (max(ends), limits["power"]))
+    first = next((part for part, by in found.items() if by), "")
     for part, by_block in found.items():
         # The first block can be handed the stream twice, of which one is made larger.
         inner = {i: x for i, x in by_block.items() if i > 0} or by_block
@@ -87,8 +95,9 @@ def _response(context: Context, limits: Limits) -> Iterator[Finding]:
             tuple(f"blocks.{i}.{part}" for i in sorted(inner)[:8]) if grows else (),
             "normalise what keys and values read as well: xformers 0.0.10 and later do; a lower peak learning rate and "
             "fewer blocks only hide it" if grows and part == "attn" else "",
-            {f"power of {part}": tuple((float(i), x) for i, x in sorted(by_block.items()))},
+            curves if part == first else {},
             ("block", "power"),
+            linear=True,
         )  # fmt: skip
 
 

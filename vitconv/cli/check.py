@@ -204,7 +204,9 @@ def charts_of(outcomes: tuple[Outcome, ...]) -> tuple[Section, ...]:
         for f in o.findings:
             series = tuple(Series(name, points) for name, points in f.curves.items() if points)
             if series:
-                charts.append(Chart(", ".join(s.name for s in series), *f.axes, series, log=_wide(series)))
+                charts.append(
+                    Chart(", ".join(s.name for s in series), *f.axes, series, log=not f.linear and _wide(series))
+                )
         if charts:
             bad = tuple(Row((f.text,), _STATUS[f.level]) for f in o.findings if f.level in ("warn", "error"))  # type: ignore[arg-type]
             notes = (o.check.threshold,)

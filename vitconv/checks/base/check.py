@@ -47,6 +47,7 @@ class Finding:
         advice: what to do; "" takes the check's own.
         curves: {name: points}, what a plot shows; all of one finding share their axes.
         axes: what the axes of the curves are.
+        linear: never on a scale of powers of ten, as exponents and shares are.
     """
 
     level: Level
@@ -56,6 +57,7 @@ class Finding:
     advice: str = ""
     curves: Mapping[str, Points] = field(default_factory=dict)
     axes: tuple[str, str] = ("block", "")
+    linear: bool = False
 
 
 @dataclass(frozen=True)
