@@ -123,3 +123,14 @@ def test_an_expanded_tensor_cannot_be_written(network):
     state["cls_token"] = torch.zeros(1, 1, 1).expand_as(state["cls_token"])
     with pytest.raises(Refused, match=r"several elements.*cls_token.*\.clone"):
         bridge_of(state, built.dialects, built.facts)
+
+
+def test_weights_of_another_size_are_told_in_one_line_for_each_pair_of_shapes(network, weights):
+    built = built_of(network, "timm")
+    bridge = bridge_of(state_of(built.module), built.dialects, built.facts)
+    wider = {n: torch.zeros(tuple(2 * k for k in t.shape)) for n, t in weights.items()}
+    with pytest.raises(Refused, match="in the size of the weights by its options") as refused:
+        bridge.check(wider)
+    lines = str(refused.value).splitlines()
+    assert len({tuple(t.shape) for t in weights.values()}) == len([x for x in lines if ", the network has [" in x])
+    assert any("blocks.{0.." in line for line in lines)

@@ -112,10 +112,13 @@ class Bridge:
             lines.append(f"the network ({dialect}) needs, and the weights lack: {', '.join(collapse(lacking))}")
         if spare:
             lines.append(f"the network ({dialect}) has no place for: {', '.join(collapse(spare))}")
+        apart: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+        for n, c in cells.items():
+            if n in weights and tuple(weights[n].shape) != c.shape:
+                apart.setdefault((tuple(weights[n].shape), tuple(c.shape)), []).append(n)
         lines += [
-            f"{n}: the weights are {list(weights[n].shape)}, the network has {list(c.shape)}"
-            for n, c in cells.items()
-            if n in weights and tuple(weights[n].shape) != c.shape
+            f"{', '.join(collapse(names))}: the weights are {list(here)}, the network has {list(there)}"
+            for (here, there), names in apart.items()
         ]
         for first, *rest in self.ties:
             lines += [
@@ -127,6 +130,7 @@ class Bridge:
             raise Refused(
                 "the weights do not fit the network, and nothing is left out or made up unasked:\n  "
                 + "\n  ".join(lines)
+                + ("\nbuild the network in the size of the weights by its options, or" * bool(apart))
                 + "\nchange them by name with --edit, such as --edit drop:NAME or --edit fill:NAME=0"
             )
 
