@@ -114,7 +114,9 @@ def _loaded(pair: Pair) -> Iterator[Row]:
         unfit = [n for n in rounded if side.weights[n].isfinite().all()]
         detail = f"{len(back)} tensors of {side.origin}, read again from the network"
         if unfit:
-            detail = f"float32 does not hold the weights of {', '.join(collapse(unfit))}; they were rounded"
+            names = collapse(unfit)
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            detail = f"float32 does not hold the weights of {', '.join(names[:SHOWN])}{more}; they were rounded"
         yield Row(f"{side.label}: weights loaded", "warn" if unfit else "ok", detail, {"tensors": len(back)})
 
 
