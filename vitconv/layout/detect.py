@@ -14,6 +14,8 @@ from vitconv.layout.rule import Forbid
 SHOWN = 8
 # Letters of a key in a message.
 LONG = 200
+# As many tensors lost make a file that would be something else otherwise.
+_FEW = 2
 
 
 def detect(
@@ -65,7 +67,13 @@ def detect(
     for dialect in [m.dialect] if m.bound else [d for d, _ in asked]:
         if refusal := _refusal(dialect, m, header):
             raise refusal
-    raise _unrecognised(header, m, [d for d, _ in asked])
+    plain = [d for d, _ in asked]
+    if m.bound and not (m.unknown or m.missing or m.conflict):
+        # An option that no shape tells: a file that lost a tensor fits it by chance.
+        near = closest(asked, header, given, told=False)
+        if near.missing and len(near.missing) <= _FEW and not near.unknown:
+            raise NotRecognised(f"{_unrecognised(header, near, plain)}\n  or {_options(m)}")
+    raise _unrecognised(header, m, plain)
 
 
 def above(name: str, under: Mapping[str, str]) -> list[str]:
@@ -128,11 +136,7 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
     if m.missing:
         lines.append(f"missing: {_list(m.missing)}")
     if not (m.unknown or m.missing or m.conflict):
-        for name, option in zip(m.variant.taken, m.variant.options, strict=True):
-            if option.asked:
-                lines.append(
-                    f"it fits, but no shape tells so: say --set from.{name}={option.name} if that is what it is"
-                )
+        lines.append(_options(m))
     if m.unknown and not m.missing and not m.conflict:
         stems = {b.key.partition(f".{b.layer}.")[0] for b in m.bound if b.layer is not None}
         inside = [k for k in m.unknown if any(k.startswith(f"{stem}.") for stem in stems)]
@@ -142,6 +146,13 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
             else "if they are no part of the network, --drop PATTERN leaves them out"
         )
     return NotRecognised("\n  ".join(lines))
+
+
+def _options(m: Match) -> str:
+    """Name the options of a variant that fits and that no shape tells."""
+    taken = zip(m.variant.taken, m.variant.options, strict=True)
+    told = " ".join(f"--set from.{name}={option.name}" for name, option in taken if option.asked)
+    return f"it fits {m.dialect.name}, but no shape tells so: say {told} if that is what it is"
 
 
 def _named(dialect: Dialect, header: Header) -> list[str]:

@@ -171,7 +171,11 @@ def _solved(
 
 
 def closest(
-    asked: Iterable[tuple[Dialect, Mapping[str, str]]], header: Header, given: Mapping[str, int] | None = None
+    asked: Iterable[tuple[Dialect, Mapping[str, str]]],
+    header: Header,
+    given: Mapping[str, int] | None = None,
+    *,
+    told: bool = True,
 ) -> Match:
     """Return the variant with the fewest unknown and missing keys, or the conflict of shapes when names do fit.
 
@@ -179,12 +183,14 @@ def closest(
         asked: the dialects, at least one, each with the options told by the user.
         header: names and shapes of the file.
         given: axis sizes told by the user.
+        told: whether options count that no shape tells.
     """
     variants: list[Variant] = []
     for dialect, wanted in asked:
         own = [v for v in header.settled(dialect).variants if v.agrees(wanted)]
         # An option that only files have, and that was told.
-        variants += own or [v for v in dialect.foreign if wanted and v.agrees(wanted)]
+        own = own or [v for v in dialect.foreign if wanted and v.agrees(wanted)]
+        variants += own if told else [v for v in own if not any(o.asked for o in v.options)]
     order = sorted((_at_least(v, header), j) for j, v in enumerate(variants))
     tried: list[Match] = []
     for least, j in order:
