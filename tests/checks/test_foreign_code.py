@@ -34,6 +34,8 @@ class Network(nn.Module):
             sys.exit(7)
         if self.how == "stops":
             raise StopIteration
+        if self.how == "shapes":
+            return self.head(x.flatten(1))
         if self.how == "recurses":
             return self.forward(x)
         if self.how == "mutates":
@@ -55,6 +57,14 @@ def factory_exits():
 
 def lazy():
     return nn.Sequential(nn.LazyConv2d(8, 4), nn.Flatten())
+
+
+def scripted():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(nn.Linear(3, 3), torch.zeros(1, 3))
 
 
 class Packed(nn.Linear):
@@ -95,6 +105,7 @@ def answer(capsys: Any, *words: str) -> tuple[int, dict[str, Any]]:
         ("key", "KeyError: 'missing'"),
         ("exits", "SystemExit: 7"),
         ("stops", "StopIteration"),
+        ("shapes", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         ("recurses", "RecursionError"),
         ("mutates", "modified by an inplace operation"),
         ("scalar", "a float32 tensor of shape []"),
@@ -117,6 +128,7 @@ def test_a_network_that_fails_is_undecided(how: str, says: str, factories: Path,
         ("factory_raises", 2, "ValueError: the factory fails"),
         ("factory_exits", 2, "SystemExit: 5"),
         ("lazy", 3, "lazy modules"),
+        ("scripted", 3, "a TorchScript module cannot be looked into"),
         ("quantised", 3, "entries that are no tensors"),
     ],
 )

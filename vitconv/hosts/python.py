@@ -12,6 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError, VitconvError, in_a_line
@@ -120,7 +121,13 @@ def _from_file(path: Path) -> Any:
 
 
 def describe(module: nn.Module, spec: Spec) -> Built:
-    """Tell what this network is: as the host of its library does, else by the names of its modules."""
+    """Tell what this network is: as the host of its library does, else by the names of its modules.
+
+    Raises:
+        Refused: it is compiled to TorchScript, inside of which nothing can be watched.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Refused("a TorchScript module cannot be looked into; give the network that it was made from")
     for known in _HOSTS:
         if known.HOST.accepts(module):
             try:
