@@ -15,7 +15,7 @@ from vitconv.conversion.convert import convert
 from vitconv.conversion.facts import Wishes
 from vitconv.conversion.prepare import Order
 from vitconv.conversion.recognise import recognise
-from vitconv.errors import BadFile
+from vitconv.errors import BadFile, Refused
 
 TINY: dict[str, Any] = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
 TINY |= {"window_size": 4, "num_labels": 5}
@@ -88,3 +88,12 @@ def test_without_the_window_no_configuration_is_written(tmp_path: Path) -> None:
     save_file(timm.create_model("swinv2_tiny_window8_256", **sizes).state_dict(), tmp_path / "s.safetensors")
     convert(tmp_path / "s.safetensors", tmp_path / "out", Order("hf-swinv2"))
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_buffers_that_are_asked_for_ask_for_the_window(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "patch_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    save_file(timm.create_model("swinv2_tiny_window8_256", **sizes).state_dict(), tmp_path / "s.safetensors")
+    with pytest.raises(Refused, match="--set window=7"):
+        convert(tmp_path / "s.safetensors", tmp_path / "out", Order("hf-swinv2", choices={"buffers": "held"}))
+    assert not (tmp_path / "out").exists()

@@ -115,7 +115,8 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
     dtype = dtype or random.choice(sorted(WIDTHS))
     rng = np.random.default_rng(random.getrandbits(64))
     depth = random.randint(1, 4)
-    env = _sizes(random, variant, depth, square=bool(like and like.dialect.equal))
+    waves = any(_has_waves(v) for v in (variant, like) if v)
+    env = _sizes(random, variant, depth, square=bool(like and like.dialect.equal), waves=waves)
     needs = {t for o in variant.options for t in o.needs}
     without = {t for o in variant.options for t in o.without}
     on: dict[object, bool] = {}
@@ -139,11 +140,16 @@ def networks(random: Random, variant: Variant, dtype: str | None = None, like: V
     return _filled(variant, present, env, depth, rng, dtype, optional_consts=random.random() < 0.5)
 
 
-def _sizes(random: Random, variant: Variant, depth: int, *, square: bool) -> dict[str, int]:
+def _has_waves(variant: Variant) -> bool:
+    return any(isinstance(x.entry, Const) and x.entry.value in ("rope-cos", "rope-sin") for x in variant.items)
+
+
+def _sizes(random: Random, variant: Variant, depth: int, *, square: bool, waves: bool) -> dict[str, int]:
     rules = [item.entry for item in variant.items if isinstance(item.entry, Rule)]
     axes = {a for r in rules for axis in r.axes for a in axis.atoms} - {"*"}
     env = {a: random.randint(1, 3) for a in sorted(axes) if not a.isdigit()}
-    h, e = random.randint(1, 3), random.randint(1, 3)
+    # Sines and cosines of both sides, in pairs, are written for heads of this width.
+    h, e = random.randint(1, 3), 4 if waves else random.randint(1, 3)
     # A square grid, so that a position table reads one way only, or is asked about.
     env |= {"n": random.choice([4, 9, 16]), "i": depth, "h": h, "e": e, "a": h * e}
     if {"n", "rows", "columns"} <= axes:

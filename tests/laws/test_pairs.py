@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitconv.errors import Refused
+from vitconv.layout.buffers import is_buffer
 from vitconv.layout.dialect import Dialect, Variant
 from vitconv.layout.encode import contradictions
 from vitconv.layout.semantics import Semantics
@@ -62,7 +63,10 @@ def there_and_back(forge: SimpleNamespace, random: Random, a: Dialect, b: Dialec
     except Refused as e:
         # It was told that code makes its positions, which no code of that layout does.
         return "refused" if "there is no table" in str(e) and case.facts.position == "sincos" else f"no reason: {e}"
-    assert forge.same(forge.carry(back, {**there, **residue}), forge.without_consts(case))
+    again = forge.carry(back, {**there, **residue})
+    # A drawn file has no buffer that it can be without; those written anew are compared by value elsewhere.
+    anew = {t.key for t in back.targets if t.const and is_buffer(t.const.value)} - case.file.keys()
+    assert forge.same({k: v for k, v in again.items() if k not in anew}, forge.without_consts(case))
     assert {k: v.tobytes() for k, v in case.file.items()} == before
     return "residue" if residue else "exact"
 
@@ -79,8 +83,8 @@ def told(case: Any, goal: Variant) -> Semantics:
     if "rows" not in case.axes and "n" in case.axes:
         # A table that is kept on its grid is written on that of the network.
         facts = facts.filled({"grid": (math.isqrt(case.axes["n"]),) * 2})
-    # A head of one width, where nothing else says how many there are: rotary periods are of a quarter of it.
-    return facts if case.axes["a"] % 4 else facts.filled({"heads": 1})
+    # One head, where nothing else says how many there are: rotary periods are of a quarter of its width.
+    return facts if case.axes["a"] % 4 else facts.filled({"heads": 1, "rope_reference": (4, 4)})
 
 
 def only_code_says(forge: SimpleNamespace, v: Variant, w: Variant) -> bool:

@@ -57,7 +57,7 @@ def encode(
     if dialect.staged:
         from vitconv.layout.stages import unrolled_for_network
 
-        dialect = unrolled_for_network(dialect, names, facts)
+        dialect = unrolled_for_network(dialect, names, facts, wanted)
     dialect.check_choices(wanted or {})
     candidates = [v for v in dialect.variants if v.agrees(wanted or {}) and v.read_only <= set(wanted or {})]
     if preferred:

@@ -20,7 +20,7 @@ from typing import Any
 from vitconv.errors import LayoutError, Refused
 from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Alias, Choice, Const, Entry, Part, Rule
+from vitconv.layout.rule import Alias, Choice, Const, Entry, Option, Part, Rule
 from vitconv.layout.shape import Axes, Axis
 from vitconv.layout.windows import Block, Window, maps_of, per_stage, shifts, windows_of
 from vitconv.record import dataclass
@@ -71,14 +71,21 @@ def unrolled_for_file(dialect: Dialect, shapes: Mapping[str, tuple[int, ...]]) -
         rest = next((o.name for o in choice.options if not o.needs), "")
         for s, i in _blocks(depths):
             kinds[s, i] = next((name for name, key in probes if _put(key, s, i, len(depths)) in shapes), rest)
-    return _unroll(dialect, Net(depths, kinds, {}, {}, {}, shapes))
+    return _unroll(dialect, Net(depths, kinds, {}, {}, {}, shapes), {})
 
 
-def unrolled_for_network(dialect: Dialect, names: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]) -> Dialect:
+def unrolled_for_network(
+    dialect: Dialect,
+    names: Mapping[str, tuple[int, ...]],
+    facts: Mapping[str, Any],
+    wanted: Mapping[str, str] | None = None,
+) -> Dialect:
     """Return the dialect for the canonical tensors `names` ({name: shape}); buffers that it holds are sized.
 
+    Options whose buffers depend on a fact that nothing states are left out, where they are not the `wanted` ones.
+
     Raises:
-        Refused: the dialect holds buffers that depend on a fact nothing states.
+        Refused: the dialect, or a wanted option, holds buffers that depend on a fact nothing states.
     """
     depths = depths_of(dict(names))
     if not depths or not all(depths):
@@ -87,11 +94,10 @@ def unrolled_for_network(dialect: Dialect, names: Mapping[str, tuple[int, ...]],
     for choice in (c for c in dialect.choices if c.name == PER_BLOCK):
         rest = next((o.name for o in choice.options if not o.needs), "")
         for s, i in _blocks(depths):
-            wanted = [(o.name, _put(o.needs[0], s, i, len(depths))) for o in choice.options if o.needs]
-            kinds[s, i] = next((name for name, part in wanted if part in names), rest)
-    return _unroll(
-        dialect, Net(depths, kinds, windows_of(names, facts), maps_of(names, facts), _pretrained(depths, facts))
-    )
+            probes = [(o.name, _put(o.needs[0], s, i, len(depths))) for o in choice.options if o.needs]
+            kinds[s, i] = next((name for name, part in probes if part in names), rest)
+    net = Net(depths, kinds, windows_of(names, facts), maps_of(names, facts), _pretrained(depths, facts))
+    return _unroll(dialect, net, wanted or {})
 
 
 def _pretrained(depths: tuple[int, ...], facts: Mapping[str, Any]) -> dict[int, int]:
@@ -152,7 +158,7 @@ def _staged(e: Rule | Const | Alias) -> bool:
     return bool(_EXPR.search(e.key)) or (isinstance(e, Rule) and any("{s}" in p.key for p in e.parts))
 
 
-def _unroll(dialect: Dialect, net: Net) -> Dialect:
+def _unroll(dialect: Dialect, net: Net, wanted: Mapping[str, str]) -> Dialect:
     kinds = {o.name: o.entries for c in dialect.choices if c.name == PER_BLOCK for o in c.options}
     entries: list[Entry] = []
     for e in dialect.entries:
@@ -163,16 +169,24 @@ def _unroll(dialect: Dialect, net: Net) -> Dialect:
                 for inner in kinds[kind]:
                     entries += _each(inner, net, block)
         else:
-            options = tuple(
-                dataclasses.replace(o, entries=tuple(x for inner in o.entries for x in _each(inner, net, None)))
-                for o in e.options
-            )
-            entries.append(dataclasses.replace(e, options=options))
+            entries.append(dataclasses.replace(e, options=tuple(_options(e, net, wanted.get(e.name)))))
     # What the first kind of block present implies holds for the network: one focused block makes it focused.
     taken = [o for c in dialect.choices if c.name == PER_BLOCK for o in c.options if o.name in net.kinds.values()]
     implies = {**dialect.implies, **(taken[0].implies if taken else {})}
     equal = tuple((f"{a}_{s}", f"{b}_{s}") for a, b in dialect.equal for s in range(len(net.depths)))
     return dataclasses.replace(dialect, entries=tuple(entries), equal=equal, implies=implies, staged=False)
+
+
+def _options(choice: Choice, net: Net, wanted: str | None) -> Iterator[Option]:
+    for at, o in enumerate(choice.options):
+        try:
+            entries = tuple(x for inner in o.entries for x in _each(inner, net, None))
+        except Refused:
+            # The first one is what is written when nothing else is said.
+            if wanted == o.name or at == 0:
+                raise
+            continue
+        yield dataclasses.replace(o, entries=entries)
 
 
 def _each(e: Entry, net: Net, only: Block | None) -> Iterator[Entry]:

@@ -18,7 +18,7 @@ from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.layout.match import collapse
 from vitconv.layout.semantics import Semantics, fact_value
 from vitconv.loading.build import HOST_OF, build, layouts_of
-from vitconv.registry import HOSTS
+from vitconv.registry import DIALECTS, HOSTS
 from vitconv.registry import load as load_entry
 
 if TYPE_CHECKING:
@@ -160,7 +160,10 @@ def _state(prepared: Prepared) -> dict[str, Any]:
 def _renamed(path: str | Path, prepared: Prepared) -> dict[str, Any]:
     """Return the state under the names that transformers 5 uses in memory."""
     name = f"{prepared.order.to}-5"
-    again = prepare(path, dataclasses.replace(prepared.order, to=name))
+    # What is held in memory beside the weights differs: a choice that only the names of files leave open is none here.
+    known = {c.name for c in load_entry(DIALECTS, name).choices}
+    choices = {k: v for k, v in prepared.order.choices.items() if k in known}
+    again = prepare(path, dataclasses.replace(prepared.order, to=name, choices=choices))
     try:
         return _state(again)
     finally:

@@ -29,9 +29,7 @@ class AttentionalPooler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the stream x: [b t d], float, to the answers [b k v]."""
         x, asked = self.norm_k(x), self.norm_q(self.queries).expand(len(x), -1, -1)
-        q, k, v = (
-            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q(asked), self.k(x), self.v(x))
-        )
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q(asked), self.k(x), self.v(x)))
         heads = (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
         y: Tensor = self.norm(self.out(heads.transpose(1, 2).flatten(2)))
         return y
