@@ -8,7 +8,8 @@ import pytest
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused
 from vitconv.layout.detect import above, detect
-from vitconv.layout.match import Header, Match, fitting
+from vitconv.layout.header import Header
+from vitconv.layout.match import Match, fitting
 from vitconv.registry import DIALECTS, load_all
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "manifests"

@@ -9,7 +9,8 @@ import pytest
 
 from vitconv.errors import NotRecognised, Refused
 from vitconv.layout.detect import detect
-from vitconv.layout.match import Header, fitting
+from vitconv.layout.header import Header
+from vitconv.layout.match import fitting
 from vitconv.registry import DIALECTS, load_all
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "stages"

@@ -11,7 +11,8 @@ from vitconv.errors import Ambiguous, VitconvError
 from vitconv.layout.anchor import anchors, forms
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect, Variant
-from vitconv.layout.match import Header, fitting
+from vitconv.layout.header import Header
+from vitconv.layout.match import fitting
 from vitconv.registry import DIALECTS, load_all
 
 ALL = load_all(DIALECTS, plugins=False)

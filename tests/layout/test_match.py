@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.match import Header, Match, collapse, readings
+from vitconv.layout.header import Header
+from vitconv.layout.match import Match, collapse, readings
 from vitconv.layout.rule import Choice, Entry, Option, alias, const, norm, rule
 
 B = "blocks.{i}."

@@ -8,7 +8,8 @@ from vitconv.conversion.readings import readings
 from vitconv.errors import shown
 from vitconv.io.envelope import Branch
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.match import Header, closest
+from vitconv.layout.header import Header
+from vitconv.layout.match import closest
 
 # Further ones are parts of parts.
 _LOOKED_AT = 12

@@ -12,7 +12,8 @@ from vitconv.io.segment import Segment, read_at
 from vitconv.io.sink import Out
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
-from vitconv.layout.match import Header, collapse, readings
+from vitconv.layout.header import Header
+from vitconv.layout.match import collapse, readings
 from vitconv.layout.plan import Plan
 
 WINDOW = 256 << 10

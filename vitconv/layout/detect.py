@@ -8,7 +8,8 @@ from typing import Any
 
 from vitconv.errors import Ambiguous, NotRecognised, Refused
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.match import Header, Match, closest, collapse, fitting
+from vitconv.layout.header import Header
+from vitconv.layout.match import Match, closest, collapse, fitting
 from vitconv.layout.rule import Forbid
 
 SHOWN = 8

@@ -224,6 +224,16 @@ class Variant:
                 yield _fill(r.key, bind if r.layers == "first" or not r.per_layer else last)
 
     @cached_property
+    def needed_keys(self) -> tuple[str, ...]:
+        """The keys without which nothing fits, for those that look at all of them, again and again."""
+        return tuple(self.needed())
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all items."""
+        return tuple(item.key for item in self.items)
+
+    @cached_property
     def _words(self) -> tuple[dict[str, str], dict[str, str]]:
         """The words of the body and those of the last layer."""
         bind = {word: text for o in self.options for word, text in o.bind.items()}

@@ -10,7 +10,8 @@ from typing import Any
 from vitconv.errors import Refused
 from vitconv.layout.canonical import SCHEMA, STACKS, layer_of, stack_of, template_of
 from vitconv.layout.dialect import Dialect, Item, Variant, layers_of
-from vitconv.layout.match import bind, collapse, unmet_by
+from vitconv.layout.header import bind
+from vitconv.layout.match import collapse, unmet_by
 from vitconv.layout.rule import LAYERS, Alias, Const, Rule
 from vitconv.layout.unify import Bound
 from vitconv.record import dataclass

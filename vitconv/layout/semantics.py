@@ -15,7 +15,7 @@ from vitconv.errors import UsageError
 from vitconv.record import dataclass
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "norm_placement": ("pre", "post", "deepnorm", "res-post"),
+    "norm_placement": ("pre", "post", "deepnorm", "res-post", "none"),
     "norm_kind": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
     "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "map-prefix", "none"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vitconv.errors import LayoutError
-from vitconv.layout.match import Header, Match
+from vitconv.layout.header import Header
+from vitconv.layout.match import Match
 from vitconv.layout.unify import unify
 
 _TUBELET = 5

@@ -64,6 +64,16 @@ class Net:
 
 def unrolled_for_file(dialect: Dialect, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
     """Return the dialect for the stages and blocks that the keys of a file name; one block when they name none."""
+    return _unrolled(dialect, shapes) if speaks(dialect, shapes) else _of_one_block(dialect)
+
+
+@cache
+def _of_one_block(dialect: Dialect) -> Dialect:
+    # Every file of another layout is held against it, where the closest is looked for.
+    return _unrolled(dialect, {})
+
+
+def _unrolled(dialect: Dialect, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
     depths = _depths(dialect, shapes)
     kinds = {}
     for choice in (c for c in dialect.choices if c.name == PER_BLOCK):
