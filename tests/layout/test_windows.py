@@ -7,7 +7,7 @@ import pytest
 
 from vitconv.errors import LayoutError
 from vitconv.layout.buffers import agrees, buffer, mask_of, window_of
-from vitconv.layout.windows import RULES, contested, of_offsets, of_places, padded, shift_of, square, ways
+from vitconv.layout.windows import RULES, contested, of_offsets, of_places, padded, part, shift_of, square, ways
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,17 @@ def test_codebases_part_only_where_they_do() -> None:
     assert not contested((4, 4), (8, 16))
     assert not contested((4, 4), (4, 4))
     assert contested((4, 4), (4, 8))
-    assert [shift_of((4, 4), (4, 8), rule) for rule in RULES] == [(0, 0), (0, 2), (0, 2), (0, 0)]
-    assert [shift_of((4, 4), (8, 4), rule) for rule in RULES] == [(0, 0), (2, 0), (2, 0), (2, 2)]
-    assert [shift_of((4, 6), (8, 8), rule) for rule in RULES] == [(2, 3)] * 4
+    assert [shift_of((4, 4), (4, 8), rule) for rule in RULES] == [(0, 0), (0, 2), (0, 2), (0, 0), (2, 2)]
+    assert [shift_of((4, 4), (8, 4), rule) for rule in RULES] == [(0, 0), (2, 0), (2, 0), (2, 2), (2, 2)]
+    assert [shift_of((4, 6), (8, 8), rule) for rule in RULES] == [(2, 3)] * 5
     assert padded((4, 4), (8, 10))
     assert contested((4, 4), (8, 10))
+    # Dense prediction shifts any map; where several windows lie along both sides all shift alike.
+    for grid in ((4, 4), (3, 3)):
+        assert [shift_of((4, 4), grid, rule) for rule in RULES] == [(0, 0)] * 4 + [(2, 2)]
+        assert part((4, 4), grid, "mmseg", "microsoft")
+    assert not part((4, 4), (8, 10), "mmseg", "microsoft")
+    assert part((4, 4), (8, 10), "mmseg", "timm")
     # Zeros along a side that one window covers lie the same in all of them.
     assert not padded((4, 4), (3, 8))
 

@@ -140,6 +140,28 @@ def test_f08_windows_that_codebases_lay_out_differently_are_said(tmp_path: Path,
     assert "laid out" not in answer.out
 
 
+def test_f08_dense_prediction_shifts_the_one_window_of_a_map_and_that_is_kept_and_said(tmp_path: Path) -> None:
+    """No tensor tells a backbone of mmseg from one of mmpretrain's classification: the last map of 4x4 is asked about."""
+    path = Path(__file__).parents[2] / "fixtures" / "golden" / "stages" / "mmseg-swin-whole.safetensors"
+    state = {k.removeprefix("weight."): v for k, v in tensors(path).items() if k.startswith("weight.")}
+    source, out, back = (tmp_path / f"{name}.safetensors" for name in ("s", "o", "b"))
+    save(source, {k: v.float() if v.is_floating_point() else v for k, v in state.items()})
+    convert = ("convert", source, out, "--to", "timm-swin", "--set", "image_size=16")
+    assert "backbones of mmseg and mmdet, and with pad_small_map, in another: --set window_rule=mmseg" in (
+        vitconv(*convert, "--dry-run").out
+    )
+    answer = vitconv(*convert, "--set", "window_rule=mmseg")
+    assert answer.code == 0, answer.text
+    said = (
+        "windows of 4x4 on a map of 4x4 are laid out as mmseg's code does (window_rule); networks of classification do"
+    )
+    assert said in answer.out
+    # It stays with the file, and comes back with it.
+    answer = vitconv("convert", out, back, "--to", "mmpretrain-swin")
+    assert answer.code == 0 and said in answer.out
+    assert equal(tensors(back), tensors(source))
+
+
 @pytest.mark.parametrize("claimed", ["beit", "swin", "flatten-swin", "pvt", "swinv2"])
 def test_f13_a_file_of_mae_is_none_of_these(tmp_path: Path, claimed: str) -> None:
     mae = {**rand_t(head=False), "mask_token": torch.randn(1, 1, 16), "decoder_embed.weight": torch.randn(16, 32)}

@@ -59,7 +59,7 @@ def off(name: str, **change: Any) -> dict[str, float]:
 
 
 def test_the_traces_are_there() -> None:
-    assert len(CASES) == 12
+    assert len(CASES) == 14
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,8 +83,10 @@ def test_it_is_reproduced(name: str) -> None:
         ("pvt", {"embed_norm_eps": 1e-6}),
         ("flatten-pvt-llss", {"norm_eps": 1e-5}),
         ("flatten-cswin-llss", {"attention": "focused-original"}),
+        ("mmseg-swin-whole", {"window_rule": "microsoft"}),
+        ("mmpretrain-swin-small", {"window_rule": "torchvision"}),
     ],
-    ids=["window", "eps-of-patches", "eps-of-blocks", "era"],
+    ids=["window", "eps-of-patches", "eps-of-blocks", "era", "whole", "small"],
 )
 def test_another_fact_does_not_reproduce_it(name: str, change: dict[str, Any]) -> None:
     assert off(name, **change)["output"] > 1e-9

@@ -181,7 +181,7 @@ def test_whose_windows_they_are_is_asked_for_where_codebases_part() -> None:
     net, facts = filled(odd_net("timm", False, image, window), 0), facts_of(False, 0) | {"image_size": image}
     canonical = translate(net.state_dict(), "timm-swin", "canonical-stages", facts=facts)
     ours = StageViT(config_of_stages({k: tuple(v.shape) for k, v in canonical.items()}, Semantics(**facts))).double()
-    choices = r"microsoft\|timm\|torchvision\|transformers-v2"
+    choices = r"microsoft\|timm\|torchvision\|transformers-v2\|mmseg"
     with pytest.raises(Refused, match=rf"windows of 4x4 on a map of 22x22.*--set window_rule={choices}"):
         ours(torch.zeros(1, 3, *image, dtype=torch.float64))
 

@@ -11,7 +11,7 @@ from vitconv.io.source import Checkpoint
 from vitconv.layout.canonical_stages import depths_of
 from vitconv.layout.match import Match
 from vitconv.layout.semantics import Semantics
-from vitconv.layout.windows import Window, contested, of_offsets, of_places, square, told_windows
+from vitconv.layout.windows import ALWAYS, Window, contested, of_offsets, of_places, part, square, told_windows
 
 
 def proven_by_stages(
@@ -133,8 +133,8 @@ def _grids(match: Match, facts: Semantics, stages: int) -> dict[int, tuple[int, 
 def _clipped(match: Match, facts: Semantics) -> list[str]:
     """Return a note on stages whose windows are larger than their feature map."""
     return [
-        f"stage {s}: window clipped, its side of {max(w)} is more than the map of {_by(grid)}: torchvision pads the"
-        " map, Microsoft's code and timm make the window smaller, which is another table: not one function"
+        f"stage {s}: window clipped, its side of {max(w)} is more than the map of {_by(grid)}: torchvision and mmseg pad"
+        " the map, Microsoft's code and timm make the window smaller, which is another table: not one function"
         for s, w, grid in _stages(match, facts)
         if w[0] > grid[0] or w[1] > grid[1]
     ]
@@ -142,20 +142,29 @@ def _clipped(match: Match, facts: Semantics) -> list[str]:
 
 # Whose rule a layout or else its library follows where windows are laid out in different ways.
 _RULE = {"hf-swinv2": "transformers-v2", "timm": "timm", "torchvision": "torchvision"}
+# The layout that networks of classification and of dense prediction share: nothing in a file tells which it is of.
+_SHARED = "mmpretrain-swin"
 
 
 def _contested(match: Match, facts: Semantics) -> tuple[Semantics, list[str]]:
     """Say whose windows these are, where codebases lay them out in different ways and it matters."""
-    found = [(s, w, grid) for s, w, grid in _stages(match, facts, odd=True) if contested(w, grid)]
-    if not found:
-        return facts, []
-    named = (match.dialect.name, match.dialect.library)
-    facts = facts.filled({"window_rule": next((_RULE[n] for n in named if n in _RULE), "microsoft")})
-    return facts, [
-        f"stage {s}: shifted windows of {_by(w)} on a map of {_by(grid)} are laid out as"
-        f" {facts.window_rule}'s code does (window_rule); others do it in another way: not one function"
-        for s, w, grid in found
-    ]
+    named, told = (match.dialect.name, match.dialect.library), facts.window_rule
+    own = next((_RULE[n] for n in named if n in _RULE), "microsoft")
+    notes = []
+    for s, w, grid in _stages(match, facts, odd=True):
+        others = "others do it in another way: not one function" if contested(w, grid) else ""
+        if not others and part(w, grid, ALWAYS, own):
+            if told == ALWAYS:
+                others = "networks of classification do it in another way: not one function"
+            elif told is None and match.dialect.name == _SHARED:
+                others = f"backbones of mmseg and mmdet, and with pad_small_map, in another: --set window_rule={ALWAYS}"
+        if others:
+            facts = facts.filled({"window_rule": own})
+            notes.append(
+                f"stage {s}: shifted windows of {_by(w)} on a map of {_by(grid)} are laid out as"
+                f" {facts.window_rule}'s code does (window_rule); {others}"
+            )
+    return facts, notes
 
 
 def _by(size: tuple[int, int]) -> str:

@@ -54,7 +54,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     ),
     "focused_eps_mode": ("sum", "mean"),
     # Whose windows they are where codebases part: see vitconv.layout.windows.
-    "window_rule": ("microsoft", "timm", "torchvision", "transformers-v2"),
+    "window_rule": ("microsoft", "timm", "torchvision", "transformers-v2", "mmseg"),
 }
 FOCUSED = tuple(name for name in CHOICES["attention"] if name.startswith("focused-"))
 

@@ -118,7 +118,9 @@ def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:
     return block % 2 == 1 and min(window) > 1 and shift_of(window, grid, "microsoft") != (0, 0)
 
 
-RULES = ("microsoft", "timm", "torchvision", "transformers-v2")
+RULES = ("microsoft", "timm", "torchvision", "transformers-v2", "mmseg")
+# Of dense prediction: unlike all others it shifts where one window covers the whole map, as the last stage's usually does.
+ALWAYS = "mmseg"
 
 
 def shift_of(window: Window, grid: tuple[int, int], rule: str) -> tuple[int, int]:
@@ -126,8 +128,11 @@ def shift_of(window: Window, grid: tuple[int, int], rule: str) -> tuple[int, int
 
     `microsoft` (transformers' Swin and mmpretrain too) shifts along both sides, or not at all where one window covers a
     side; `timm` and `torchvision` shift along every side that has several windows; `transformers-v2` (its Swin V2)
-    shifts along both sides where the map is higher than a window, however wide it is.
+    shifts along both sides where the map is higher than a window, however wide it is; `mmseg` (mmdetection, Microsoft's
+    own code for detection and segmentation, and mmpretrain with `pad_small_map`) shifts along both sides of any map.
     """
+    if rule == ALWAYS:
+        return window[0] // 2, window[1] // 2
     several = tuple(n > w for n, w in zip(grid, window, strict=True))
     if rule == "microsoft":
         several = (all(several),) * 2
@@ -139,15 +144,23 @@ def shift_of(window: Window, grid: tuple[int, int], rule: str) -> tuple[int, int
 def padded(window: Window, grid: tuple[int, int]) -> bool:
     """Say whether zeros that make the windows tile a map lie along a side that is shifted.
 
-    transformers and torchvision put them there before the shift, timm after it; Microsoft's code has none.
+    transformers, torchvision and mmseg put them there before the shift, timm after it; Microsoft's code has none.
     """
     shift = shift_of(window, grid, "timm")
     return any(by and n % w for by, n, w in zip(shift, grid, window, strict=True))
 
 
+def part(window: Window, grid: tuple[int, int], one: str, two: str) -> bool:
+    """Say whether two codebases lay out shifted windows on this map in different ways."""
+    behind = [rule == "timm" for rule in (one, two)]
+    return shift_of(window, grid, one) != shift_of(window, grid, two) or (
+        padded(window, grid) and behind[0] != behind[1]
+    )
+
+
 def contested(window: Window, grid: tuple[int, int]) -> bool:
-    """Say whether the codebases lay out shifted windows on this map in different ways."""
-    return padded(window, grid) or len({shift_of(window, grid, rule) for rule in RULES}) > 1
+    """Say whether codebases of classification lay out shifted windows on this map in different ways."""
+    return any(part(window, grid, RULES[0], rule) for rule in RULES if rule != ALWAYS)
 
 
 def per_stage(values: Any, stages: int) -> dict[int, int]:

@@ -74,6 +74,7 @@ def _pvt() -> dict[str, Shape]:
 
 _NETWORKS: dict[str, tuple[dict[str, Shape], dict[str, Any]]] = {
     "table": (_swin("table"), {"window": (3,), "window_rule": "microsoft", "image_size": (16, 16)}),
+    "whole": (_swin("table"), {"window": (3,), "window_rule": "mmseg", "image_size": (6, 6)}),
     "one side": (_swin("table"), {"window": (3,), "window_rule": "timm", "image_size": (16, 12)}),
     "cosine": (_swin("cosine"), {"window": (4,), "pretrained_window": (8,), "norm_placement": "res-post"}),
     "cut": (
