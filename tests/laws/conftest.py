@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,8 @@ from vitconv.layout.semantics import Semantics
 from vitconv.layout.shape import Axes, Axis, shape_of
 from vitconv.layout.token_buffers import class_index
 from vitconv.registry import DIALECTS, load
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 Tensors = dict[str, np.ndarray]
 WIDTHS = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}

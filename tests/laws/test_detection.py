@@ -6,6 +6,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+from variants_kit import PLAIN, each_variant
 
 from vitconv.errors import Ambiguous, VitconvError
 from vitconv.layout.anchor import anchors, forms
@@ -16,15 +17,10 @@ from vitconv.layout.match import fitting
 from vitconv.registry import DIALECTS, load_all
 
 ALL = load_all(DIALECTS, plugins=False)
-# Networks of stages have laws of their own; see test_stages.py.
-PLAIN = {name: d for name, d in ALL.items() if not d.staged}
-VARIANTS = {"-".join([d.name, *v.names.values()]): v for d in PLAIN.values() for v in d.variants}
-
-
 ANCHORS = anchors(ALL.values())
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@each_variant
 def test_every_file_holds_an_anchor_of_its_dialect(forge: SimpleNamespace, variant: Variant) -> None:
     assert variant.dialect.name in ANCHORS
     for seed in range(3):
@@ -37,7 +33,7 @@ def above(dialect: Dialect) -> list[str]:
     return [dialect.under, *above(ALL[dialect.under])] if dialect.under else []
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@each_variant
 def test_the_keys_of_a_dialect_are_its_own(forge: SimpleNamespace, variant: Variant) -> None:
     case = forge.networks(Random(2), variant)
     shapes = {k: v.shape for k, v in case.file.items()}

@@ -8,16 +8,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants_kit import PLAIN, each_variant
 
 from vitconv.layout.canonical import SCHEMA
 from vitconv.layout.dialect import Dialect, Variant
 from vitconv.layout.rule import Rule
-from vitconv.registry import DIALECTS, load_all
-
-# Networks of stages have laws of their own; see test_stages.py.
-ALL = {name: d for name, d in load_all(DIALECTS, plugins=False).items() if not d.staged}
-VARIANTS = {"-".join([d.name, *v.names.values()]): v for d in ALL.values() for v in d.variants}
-each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
 def check(forge: SimpleNamespace, random: Random, variant: Variant) -> None:
@@ -33,14 +28,14 @@ def test_every_variant_survives_bit_by_bit(forge: SimpleNamespace, variant: Vari
     check(forge, Random(1), variant)
 
 
-@pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
+@pytest.mark.parametrize("dialect", PLAIN.values(), ids=PLAIN.keys())
 @given(random=st.randoms(use_true_random=False))
 @settings(max_examples=12)
 def test_networks_of_any_size_survive_bit_by_bit(forge: SimpleNamespace, dialect: Dialect, random: Random) -> None:
     check(forge, random, random.choice(dialect.variants))
 
 
-@pytest.mark.parametrize("dialect", ALL.values(), ids=ALL.keys())
+@pytest.mark.parametrize("dialect", PLAIN.values(), ids=PLAIN.keys())
 def test_every_part_is_canonical_and_has_its_rank(dialect: Dialect) -> None:
     for item in (item for v in dialect.variants for item in v.items if isinstance(item.entry, Rule)):
         for template, part in zip(item.parts, item.entry.parts, strict=True):
