@@ -1,4 +1,4 @@
-"""Can the gains of normalised branches that start near 0 grow far enough in the steps that are planned"""
+"""Can gains that alone decide how large a branch is, and start near 0, grow far enough in the steps planned"""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from statistics import median
 from vitconv.checks.base.check import Check, Finding, Limits, NotApplicable
 from vitconv.checks.base.context import Context
 
-_GAINS = (".norm1.weight", ".norm2.weight")
+# By placement: what a branch is multiplied by, where nothing else brings its size back.
+_GAINS = {"res-post": (".norm1.weight", ".norm2.weight"), "none": (".ls1", ".ls2")}
 
 
 def run(context: Context, limits: Limits) -> Iterator[Finding]:
     """Bound the gains by the sum of the learning rates: Adam moves an element by lr in a step."""
-    if context.placement != "res-post":
+    gains = _GAINS.get(context.placement or "")
+    if gains is None:
         raise NotApplicable("no norm ends a branch, so no gain alone decides how large the branch is")
     if context.trained:
         raise NotApplicable("the weights are trained")
-    sizes = [float(t.abs().double().mean()) for n, t in context.canonical.items() if n.endswith(_GAINS)]
-    start = median(sizes) if sizes else 1.0
+    sizes = [float(t.abs().double().mean()) for n, t in context.canonical.items() if n.endswith(gains)]
+    if not sizes:
+        raise NotApplicable("the branches have neither norms nor gains")
+    start = median(sizes)
     if start >= limits["open"]:
         yield Finding("ok", f"the branches start at a gain of {start:.3g}", {"start": start})
         return
@@ -45,8 +49,9 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
 CHECK = Check(
     id="gate-growth",
     title="How soon can gains that start near 0 open within the plan?",
-    measures="res-post-norm, x + norm(f(x)): the gain alone is the size of a branch. Median gain at the start plus "
-    "the sum of the learning rates over the plan, which is as far as Adam takes an element",
+    measures="res-post-norm, x + norm(f(x)): the gain alone is the size of a branch; and ReZero, x + a f(x) without "
+    "norms. Median gain at the start plus the sum of the learning rates over the plan, which is as far as Adam takes "
+    "an element",
     threshold="nothing fails: told where gains start below 0.1, with the step at which they can be there. Trainings "
     "that learnt less than half of what the same network learns from a start of .1 all had rates that sum to less "
     "than 0.1, but most with such sums were not held back: on digits in 4 patches no sum down to .015 did harm, in 16 "

@@ -17,6 +17,7 @@ from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.training import optimiser
 from vitconv.hosts.base.host import Built
 from vitconv.hosts.base.tap import recording
+from vitconv.inits.base.change import changes_of
 from vitconv.layout.blocks import is_block
 from vitconv.layout.canonical import role_of
 from vitconv.parity.bridge import state_of
@@ -75,7 +76,7 @@ def coordinates(context: Context, scheme: str, lr: float, *, by_width: bool) -> 
     for width in WIDTHS:
         # muP's logits are scaled by 8/e: a constant head width keeps that the same at every width.
         sets = [f"depth={depth}", f"dim={width}", f"heads={width // 16}", "patch=4", "image=16", "channels=3"]
-        sets += ["classes=10", f"norm={arch.placement or 'pre'}"]
+        sets += ["classes=10", *(f"{name}={value}" for name, value in changes_of(arch).items())]
         sets += ["attention_scale=0.5"] if scheme == "mup" else []
         sets += [f"norm_eps={context.facts.norm_eps}"] if context.facts.norm_eps is not None else []
         sets += ["kv_normalised=false"] if context.facts.kv_normalised is False else []

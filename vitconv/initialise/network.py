@@ -39,6 +39,7 @@ SIZE_OPTIONS: Mapping[str, str] = {
     "qkv_bias": "qkv_bias",
     "mlp": "mlp_layer",
     "pool": "global_pool",
+    "final_norm": "final_norm",
 }
 
 
@@ -189,7 +190,7 @@ def _config(args: Mapping[str, Any], sizes: Mapping[str, int], facts: Semantics)
 
 def _value(name: str, text: str) -> Any:
     try:
-        if name in ("class_token", "qk_norm", "qkv_bias"):
+        if name in ("class_token", "qk_norm", "qkv_bias", "final_norm"):
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
         if name in ("patch", "image"):
             sides = [int(part) for part in text.lower().split("x")]

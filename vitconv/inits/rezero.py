@@ -21,5 +21,8 @@ SCHEME = Scheme(
             "--set layer_scale=true",
         ),
     ),
-    notes=("the paper has one gate per branch; here it is one per channel, all equal at the start",),
+    notes=(
+        "the paper has one gate per branch; here it is one per channel, all equal at the start",
+        "a norm ahead of the head stays, which the paper has not; --set final_norm=false takes it out",
+    ),
 )

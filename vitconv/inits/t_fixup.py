@@ -33,6 +33,7 @@ SCHEME = Scheme(
     ),
     fits=ONLY_NO_NORM,
     notes=(
+        "a norm ahead of the head stays, which the paper has not; --set final_norm=false takes it out",
         "the reference code multiplies value by a further sqrt 2, to undo a gain of its library; the target is as here",
         "the rule for embeddings is applied to tokens and positions; the patch projection is a linear layer and lecun",
     ),

@@ -1,4 +1,4 @@
-"""One block: two residual branches, and the four places where their norms can stand."""
+"""One block: two residual branches, and the places where their norms can stand, or none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Block(nn.Module):
     post:     n(x + g f(x))            (Vaswani et al., 2017)
     deepnorm: n(alpha x + g f(x))      (Wang et al., DeepNet, 2022)
     res-post: x + g n(f(x))            (Liu et al., Swin V2, 2021)
+    none:     x + g f(x)               (Bachlechner et al., ReZero, 2020; Huang et al., T-Fixup, 2020)
 
     With a `twin` two branches of each kind read the same stream, and both are added to it (Touvron et al., Three things
     everyone should know about Vision Transformers, 2022, section 3).
@@ -37,11 +38,13 @@ class Block(nn.Module):
         self.alpha = 1.0 if facts.residual_alpha is None else facts.residual_alpha
         self.raw_kv = facts.kv_normalised is False
         kind, eps = facts.norm_kind or "layernorm", facts.norm_eps or 0.0
-        self.norm1 = Norm(d, eps, kind, config.norm_bias)
+        # Without norms the formula is that of pre-norm, whose n(x) is x.
+        self.norm1, self.norm2 = (
+            Norm(d, eps, kind, config.norm_bias) if config.block_norms else nn.Identity() for _ in range(2)
+        )
         focused = facts.attention in FOCUSED
         self.attn: nn.Module = FocusedAttention(config) if focused else Attention(config)
         self.ls1 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
-        self.norm2 = Norm(d, eps, kind, config.norm_bias)
         self.mlp = Mlp(config)
         self.ls2 = nn.Parameter(torch.ones(d)) if config.layer_scale else None
         self.twin = Block(config, twin=False) if config.twin and twin else None
@@ -62,9 +65,9 @@ class Block(nn.Module):
         second = _scaled(self.twin.mlp(self.twin.norm2(y)), self.twin.ls2)
         return self._branch(y, self.mlp, self.norm2, self.ls2) + second
 
-    def _branch(self, x: Tensor, f: Callable[[Tensor], Tensor], n: Norm, gain: Tensor | None) -> Tensor:
+    def _branch(self, x: Tensor, f: Callable[[Tensor], Tensor], n: nn.Module, gain: Tensor | None) -> Tensor:
         g = 1.0 if gain is None else gain
-        if self.placement == "pre":
+        if self.placement in ("pre", "none"):
             return x + g * f(n(x))
         if self.placement == "res-post":
             return x + g * n(f(x))

@@ -54,6 +54,7 @@ class ViTConfig:
     v_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True
+    block_norms: bool = True
     norm_bias: bool = True
     qk_norm: bool = False
     qk_norm_bias: bool = True
@@ -205,6 +206,8 @@ def _proven(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], 
         more["heads"] = shapes["blocks.0.attn.q.weight"][0] // shapes["blocks.0.attn.q_norm.weight"][0]
     if sizes["norm_bias"]:
         more["norm_kind"] = "layernorm"
+    if not sizes["block_norms"]:
+        more |= {"norm_placement": "none", "kv_normalised": True}
     table = shapes.get("rel_pos", shapes.get("blocks.0.attn.rel_pos"))
     if table is not None:
         more["heads"] = table[1]
@@ -224,9 +227,12 @@ def _proven(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, object], 
 def missing_facts(config: ViTConfig) -> list[str]:
     """Return the names of the facts that this network needs and that are unknown, in a fixed order."""
     facts = config.facts
+    final = config.norm or config.pool_norm
     needed = {
+        "norm_eps": config.block_norms,
+        "norm_kind": config.block_norms or final or config.embed_norm,
         "residual_alpha": facts.norm_placement == "deepnorm",
-        "final_norm_eps": config.norm or config.pool_norm or config.queries > 0,
+        "final_norm_eps": final or config.queries > 0,
         "pool_heads": config.queries > 0,
         "embed_norm_eps": config.embed_norm,
         "qk_norm_eps": config.qk_norm,
@@ -270,6 +276,9 @@ def _check_computable(config: ViTConfig) -> None:
     wrong += _pooled_otherwise(config)
     if facts.norm_placement != "deepnorm" and facts.residual_alpha not in (None, 1.0):
         wrong.append(f"residual_alpha={facts.residual_alpha} belongs to deepnorm, not to {facts.norm_placement}")
+    if (facts.norm_placement == "none") == config.block_norms:
+        there = "there are norms" if config.block_norms else "there is no norm"
+        wrong.append(f"norm_placement={facts.norm_placement}, but {there} in the blocks")
     if config.twin and (facts.norm_placement != "pre" or facts.kv_normalised is False):
         wrong.append(f"parallel branches belong to pre-norm, not to {facts.norm_placement}")
     if facts.norm_placement != "pre" and facts.kv_normalised is False:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitconv.errors import Refused
@@ -59,7 +59,8 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "patch_bias": has("embed.patch.bias") or not c,
         **{f"{part}_bias": has(f"{_BLOCK}attn.{part}.bias") for part in ("q", "k", "v", "out")},
         "mlp_bias": has(f"{_BLOCK}mlp.up.bias"),
-        "norm_bias": has(f"{_BLOCK}norm1.bias"),
+        "block_norms": has(f"{_BLOCK}norm1.weight"),
+        "norm_bias": any(has(f"{name}.bias") for name in _norms(has)),
         "qk_norm": has(f"{_BLOCK}attn.q_norm.weight"),
         "qk_norm_bias": has(f"{_BLOCK}attn.q_norm.bias"),
         "attn_norm": has(f"{_BLOCK}attn.norm.weight"),
@@ -89,6 +90,12 @@ def read_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "query_out": shapes.get("coca.proj", (0, 0))[1],
         "inert": _inert(shapes),
     }
+
+
+def _norms(has: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the norms that tell of all whether they have a bias: those of block 0, else the others."""
+    inside = f"{_BLOCK}norm1"
+    return (inside,) if has(f"{inside}.weight") else ("norm", "pool.norm", "embed.norm")
 
 
 def _inert(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -136,7 +143,7 @@ def expected_shapes(config: ViTConfig) -> Shapes:
     norm("embed.norm", d, config.embed_norm)
 
     def branches(block: str) -> None:
-        norm(f"{block}.norm1", d)
+        norm(f"{block}.norm1", d, config.block_norms)
         for part, bias in (("q", config.q_bias), ("k", config.k_bias), ("v", config.v_bias)):
             linear(f"{block}.attn.{part}", a, d, bias)
         # The head width is a fact, so a tensor that has it is only looked up when it exists.
@@ -150,7 +157,7 @@ def expected_shapes(config: ViTConfig) -> Shapes:
         norm(f"{block}.attn.norm", a, config.attn_norm)
         linear(f"{block}.attn.out", d, a, config.out_bias)
         put(config.layer_scale, f"{block}.ls1", d)
-        norm(f"{block}.norm2", d)
+        norm(f"{block}.norm2", d, config.block_norms)
         linear(f"{block}.mlp.up", m, d, config.mlp_bias)
         linear(f"{block}.mlp.gate", m, d, config.mlp_bias, config.gated)
         norm(f"{block}.mlp.norm", m, config.mlp_norm)

@@ -17,12 +17,13 @@ from vitconv.checks.base.target import Wanted, context_of
 from vitconv.checks.base.training import Run, train
 from vitconv.errors import UsageError
 from vitconv.inits.base.architecture import PLACEMENTS
+from vitconv.inits.base.change import changes_of
 from vitconv.registry import INITS, names, unknown
 from vitconv.vit.xformers_style.release import release
 
 # What can be varied, and what it means.
 AXES: Mapping[str, str] = {
-    "norm": "where the norms of a block stand: pre, post, deepnorm, res-post",
+    "norm": "where the norms of a block stand: pre, post, deepnorm, res-post, or none",
     "init": "the init scheme",
     "eps": "of the norms in the blocks",
     "release": "xformers' behaviour: our twin of that release, pre, post or deepnorm",
@@ -127,10 +128,12 @@ def smaller(context: Context, width: int, depth: int, axes: Axes | None = None) 
     scheme = axes.get("init") or context.scheme or context.audit.fits[0].scheme.name
     common = {"depth": deep, "dim": width, "heads": 3, "patch": side // 4, "image": side, "channels": channels}
     common |= {"classes": max(2, data.classes)}
-    placement = axes.get("norm") or arch.placement or "pre"
+    changes = changes_of(arch) | ({"norm": axes["norm"]} if "norm" in axes else {})
     if "release" in axes:
-        return _of_release(axes, common, placement, scheme, data, plan)
-    sets = [f"{k}={v}" for k, v in common.items()] + [f"norm={placement}"]
+        return _of_release(axes, common, changes["norm"], scheme, data, plan)
+    if changes["norm"] == "none" and "eps" in axes:
+        raise UsageError(f"eps={axes['eps']} is that of the norms in the blocks, and there are none; vary norm as well")
+    sets = [f"{k}={v}" for k, v in (common | changes).items()]
     told = {"norm_eps": axes.get("eps", facts.norm_eps), "kv_normalised": axes.get("kv_normalised")}
     if "norm" not in axes and told["kv_normalised"] is None:
         told["kv_normalised"] = facts.kv_normalised

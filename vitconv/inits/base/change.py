@@ -42,13 +42,26 @@ def changed(arch: Architecture, wanted: Mapping[str, str]) -> tuple[Architecture
     return arch, tuple(said)
 
 
+def changes_of(arch: Architecture) -> dict[str, str]:
+    """Return the changes that make a plain network of usual blocks one of this kind, for a twin of another size."""
+    found = {"norm": arch.placement or "pre"}
+    if arch.has("blocks.0.ls1"):
+        found["layer_scale"] = "true"
+    if arch.has("blocks.0.attn.norm.weight") and arch.has("blocks.0.mlp.norm.weight"):
+        found["sub_norm"] = "true"
+    return found
+
+
 def _placed(arch: Architecture, value: str) -> Architecture:
     if value not in PLACEMENTS:
         raise UsageError(f"--set norm={value}: expected one of {', '.join(PLACEMENTS)}")
     if value == "none":
         gone = ("blocks.{i}.norm1.", "blocks.{i}.norm2.")
         shapes = {n: s for n, s in arch.shapes.items() if not template_of(n).startswith(gone)}
-        return Architecture(shapes, arch.facts.replaced({"norm_placement": None, "residual_alpha": None}))
+        none = {"norm_placement": value, "residual_alpha": None, "norm_eps": None, "kv_normalised": True}
+        return Architecture(shapes, arch.facts.replaced(none))
+    if arch.placement == "none":
+        raise UsageError(f"--set norm={value}: the blocks of this network have no norms that could stand there")
     facts: dict[str, object] = {"norm_placement": value, "residual_alpha": None}
     if value != "pre":
         facts["kv_normalised"] = True

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vitconv.layout.canonical import layer_of
-from vitconv.layout.semantics import CHOICES
 from vitconv.parity.faults.fault import Fault, per_block, swapped
 from vitconv.vit.config import ViTConfig
 
@@ -108,14 +107,16 @@ def _entries() -> Iterator[Fault]:
     def scaled(c: ViTConfig) -> bool:
         return c.layer_scale
 
-    for name in CHOICES["norm_placement"]:
+    for name in _WORDS:
         yield entry(
             f"placement-{name}",
             f"norms stand {_WORDS[name]}",
             model=_placement(name),
             per_block=True,
             facts=("norm_placement",),
-            when=lambda c, name=name: c.facts.norm_placement != name and c.facts.kv_normalised is not False,
+            when=lambda c, name=name: (
+                c.block_norms and c.facts.norm_placement != name and c.facts.kv_normalised is not False
+            ),
         )
     alphas = {
         "one": ("1", _alpha(None, 1.0), None),

@@ -30,6 +30,7 @@ class FlatConfig:
     pool_norm: ClassVar[bool] = False
     prefix: ClassVar[int] = 0
     mlp_bias: ClassVar[bool] = True
+    block_norms: ClassVar[bool] = True
     norm_bias: ClassVar[bool] = True
 
     def __repr__(self) -> str:

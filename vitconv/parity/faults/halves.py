@@ -33,12 +33,12 @@ def residual_in_half(block: Any, dtype: torch.dtype) -> None:
 
     def branch(x: Tensor, y: Tensor, gain: Tensor | None, norm: nn.Module) -> Tensor:
         y = y if gain is None else gain * y
-        if block.placement in ("pre", "res-post"):
+        if block.placement in ("pre", "none", "res-post"):
             return (x + y).to(dtype).to(x.dtype)
         return norm((block.alpha * x + y).to(dtype).to(x.dtype))
 
     def forward(x: Tensor, *more: Any) -> Tensor:
-        pre, late = block.placement == "pre", block.placement == "res-post"
+        pre, late = block.placement in ("pre", "none"), block.placement == "res-post"
         x = x.to(dtype).to(x.dtype)
         normed = block.norm1(x) if pre else x
         y = block.attn(normed, x if block.raw_kv else normed, *more)

@@ -26,21 +26,21 @@ _PLACES: dict[
         ("norm1", "norm2"),
         ("attn", "mlp", "block"),
         ("norm_eps",),
-        lambda c, eps: c.facts.norm_eps != eps,
+        lambda c, eps: c.block_norms and c.facts.norm_eps != eps,
     ),
     "norm1": (
         "of the norms of the attention branches",
         ("norm1",),
         ("attn", "mlp", "block"),
         ("norm_eps",),
-        lambda c, eps: c.facts.norm_eps != eps,
+        lambda c, eps: c.block_norms and c.facts.norm_eps != eps,
     ),
     "norm2": (
         "of the norms of the MLP branches",
         ("norm2",),
         ("mlp", "block"),
         ("norm_eps",),
-        lambda c, eps: c.facts.norm_eps != eps,
+        lambda c, eps: c.block_norms and c.facts.norm_eps != eps,
     ),
     "final": (
         "of the final norm",
@@ -155,16 +155,18 @@ def _entries() -> Iterator[Fault]:
         "the norms of the attention and MLP branches are exchanged",
         weights=swapped("norm1", "norm2"),
         per_block=True,
+        when=lambda c: c.block_norms,
     )
     for place, name in (("attention", "norm1"), ("mlp", "norm2")):
         title = f"no norm in the {place if place == 'attention' else 'MLP'} branch"
-        yield entry(f"{place}-branch-norm-missing", title, model=_skip(name), per_block=True)
+        missing = f"{place}-branch-norm-missing"
+        yield entry(missing, title, model=_skip(name), per_block=True, when=lambda c: c.block_norms)
     yield entry(
         "block-norm-shift-missing",
         "the norms in the blocks do not add their bias",
         weights=zeroed("norm1.bias", "norm2.bias"),
         per_block=True,
-        when=lambda c: c.norm_bias,
+        when=lambda c: c.block_norms and c.norm_bias,
     )
     title = "the gain of every norm is 1 + weight"
     yield entry("norm-gain-offset", title, weights=_leaf("weight", lambda g: g + 1), shows=everywhere)
