@@ -362,3 +362,11 @@ def test_stray_values_hide_neither_the_scheme_nor_copies_that_are_none(make: Mak
     assert "timm" in found.scheme.split(" or ")
     assert found.training.state == "never trained"
     assert ids(found) == {"stray-minus-two"}
+
+
+@pytest.mark.parametrize(("scheme", "said"), [("clip", False), ("timm", False), ("planted", True)])
+def test_a_class_token_of_another_size_is_told(scheme: str, said: bool, make: Make) -> None:
+    weights, arch = healthy(make, "timm" if scheme == "planted" else scheme)
+    if scheme == "planted":
+        weights["embed.cls"] *= 0.2 / weights["embed.cls"].std()
+    assert (audit_tensors(weights, arch.facts).found("token-large") is not None) == said

@@ -61,6 +61,62 @@ def hf(name: str) -> nn.Module:
     return getattr(transformers, cls)(config)
 
 
+def hf_clip() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CLIPVisionConfig(
+        hidden_size=192, num_hidden_layers=3, num_attention_heads=3, intermediate_size=768, projection_dim=128
+    )
+    return transformers.CLIPVisionModelWithProjection(config)
+
+
+def hf_siglip() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SiglipVisionConfig(
+        hidden_size=192, num_hidden_layers=3, num_attention_heads=3, intermediate_size=768
+    )
+    return transformers.SiglipVisionModel(config)
+
+
+class OpenAIsClip(nn.Module):
+    """The vision tower's tensors as openai/CLIP makes them, clip/model.py: no init function reaches its blocks."""
+
+    def __init__(self, width: int = 192, depth: int = 3, patch: int = 16, out: int = 128) -> None:
+        super().__init__()
+        scale = width**-0.5
+        self.class_embedding = nn.Parameter(scale * torch.randn(width))
+        self.positional_embedding = nn.Parameter(scale * torch.randn((224 // patch) ** 2 + 1, width))
+        self.proj = nn.Parameter(scale * torch.randn(width, out))
+        self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
+        self.ln_pre, self.ln_post = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.transformer = nn.Module()
+        self.transformer.resblocks = nn.Sequential(*(self.block(width) for _ in range(depth)))
+
+    @staticmethod
+    def block(width: int) -> nn.Module:
+        one = nn.Module()
+        one.attn = nn.MultiheadAttention(width, width // 64)
+        one.ln_1, one.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        one.mlp = nn.Sequential()
+        one.mlp.add_module("c_fc", nn.Linear(width, 4 * width))
+        one.mlp.add_module("c_proj", nn.Linear(4 * width, width))
+        return one
+
+
+def text_rule() -> nn.Module:
+    """openai/CLIP, initialize_parameters, on that tower; MLP biases at zero."""
+    net = OpenAIsClip()
+    width, depth = 192, 3
+    ends = width**-0.5 * (2 * depth) ** -0.5
+    for block in net.transformer.resblocks:  # type: ignore[union-attr]
+        nn.init.normal_(block.attn.in_proj_weight, std=width**-0.5)
+        nn.init.normal_(block.attn.out_proj.weight, std=ends)
+        nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
+        nn.init.normal_(block.mlp.c_proj.weight, std=ends)
+        nn.init.zeros_(block.mlp.c_fc.bias)
+        nn.init.zeros_(block.mlp.c_proj.bias)
+    return net
+
+
 def torchvision_vit() -> nn.Module:
     vit = pytest.importorskip("torchvision.models.vision_transformer")
     return vit.VisionTransformer(224, 16, 3, 3, 192, 768)
@@ -78,6 +134,11 @@ REAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dinov2": (partial(timm_vit, init_values=1e-5, reg_tokens=4), "dinov2"),
     "hf-vit": (partial(hf, "ViT"), "hf-vit"),
     "hf-deit": (partial(hf, "DeiT"), "hf-deit"),
+    "timm-attention-pooling": (partial(timm_vit, global_pool="map", class_token=False), "timm"),
+    "hf-siglip": (hf_siglip, "hf-siglip"),
+    "hf-clip": (hf_clip, "hf-clip"),
+    "clip": (OpenAIsClip, "clip"),
+    "clip-text": (text_rule, "clip-text"),
     "torchvision": (torchvision_vit, "torchvision"),
     **{f"xformers-{i}-{s}": (partial(xformers, s, i), f"xformers-{i}")
        for i in ("vit", "timm", "moco", "small") for s in ("pre", "post", "deepnorm")},
@@ -126,6 +187,8 @@ NEAR = [
     ("timm-moco", "timm-jax"), ("hf-vit", "timm"), ("hf-deit", "hf-vit"), ("timm", "gpt2"), ("timm", "beit"),
     ("xformers-timm-pre", "timm"), ("xformers-vit-deepnorm", "xformers-vit-paper"),
     ("xformers-small-pre", "xformers-vit"), ("xformers-vit-pre", "timm-jax"),
+    ("hf-clip", "clip-text"), ("clip-text", "hf-clip"), ("clip", "torchvision"), ("clip", "torch"),
+    ("clip-text", "mup"),
 ]  # fmt: skip
 
 

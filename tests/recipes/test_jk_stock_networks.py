@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitconv.checks.base.plan import Plan
-from vitconv.checks.base.run import run_one
+from vitconv.checks.base.run import all_checks, run_one
 from vitconv.checks.base.target import Wanted, context_of
 from vitconv.inits.audit.audit import audit_tensors
 from vitconv.registry import CHECKS, load
@@ -35,6 +35,50 @@ def test_what_a_library_makes_has_no_error_or_warning(name: str, more: tuple[str
     told = [(c, f.text) for c in CHECKED for f in run_one(context, load(CHECKS, c)).findings
             if f.level in ("error", "warn")]  # fmt: skip
     assert told == []
+
+
+SIZED = ("img_size=64", "depth=2", "embed_dim=96", "num_heads=4", "num_classes=10")
+WIDE = ("hidden_size=96", "num_hidden_layers=2", "num_attention_heads=4", "intermediate_size=384", "image_size=64")
+SWIN = ("img_size=64", "window_size=4", "embed_dim=24", "depths=(1,1,1,1)", "num_classes=10")
+STOCK: dict[str, tuple[str, tuple[str, ...]]] = {
+    # eps 1e-5: class tokens and registers of std .02, branches of Swin-v2 behind a gain of 0.
+    "timm-dinov3": ("timm:vit_small_patch16_dinov3", SIZED),
+    "timm-swinv2": ("timm:swinv2_tiny_window8_256", SWIN),
+    "timm-clip": ("timm:vit_base_patch32_clip_224", ("patch_size=16", *SIZED)),
+    "timm-dinov2-registers": ("timm:vit_small_patch14_reg4_dinov2", ("img_size=56", *SIZED[1:])),
+    "timm-siglip": ("timm:vit_base_patch16_siglip_224", SIZED),
+    "timm-eva": ("timm:eva_giant_patch14_224", ("img_size=56", *SIZED[1:])),
+    "timm-eva02": ("timm:eva02_tiny_patch14_224", ("img_size=56", *SIZED[1:])),
+    "timm-swin": ("timm:swin_tiny_patch4_window7_224", SWIN),
+    "transformers-clip": ("transformers:clip_vision_model", WIDE),
+    "transformers-siglip": ("transformers:siglip_vision_model", ("patch_size=16", *WIDE)),
+    "transformers-beit": ("transformers:beit", WIDE),
+    "transformers-vit": ("transformers:vit", WIDE),
+    # Positions that start at zero and are trained.
+    "transformers-deit": ("transformers:deit", WIDE),
+    "transformers-siglip2": ("transformers:siglip2_vision_model", ("num_patches=16", *WIDE[:4])),
+    "transformers-dinov3": ("transformers:dinov3_vit", WIDE),
+    "transformers-mae": ("transformers:vit_mae", WIDE),
+    "transformers-dinov2-registers": ("transformers:dinov2_with_registers", ("num_register_tokens=4", *WIDE)),
+}
+# transformers' DINOv2 and DINOv3 start LayerScale at 1, where their papers have 1e-5; MAE's positions are frozen zeros.
+KNOWN = {
+    "transformers-dinov3": "LayerScale is 1",
+    "transformers-dinov2-registers": "LayerScale is 1",
+    "transformers-mae": "position table is all zero",
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_nothing_that_is_by_design_is_a_warning_in_any_check(name: str) -> None:
+    target, sets = STOCK[name]
+    pytest.importorskip(target.partition(":")[0])
+    context = context_of(target, Wanted(sets, plan=Plan(batch=4)))
+    outcomes = [(c.id, run_one(context, c)) for c in all_checks() if c.cost in ("facts", "pass", "half")]
+    told = [f"{i}: {f.text}" for i, o in outcomes for f in o.findings if f.level in ("error", "warn")]
+    assert [text for text in told if name not in KNOWN or KNOWN[name] not in text] == []
+    assert len(told) == (name in KNOWN)
+    assert [i for i, o in outcomes if o.undecided] == []
 
 
 OTHERS = {
@@ -99,7 +143,7 @@ def test_a_stem_of_nothing_still_loses_to_eps() -> None:
     assert found.level == "warn"
 
 
-@pytest.mark.parametrize(("count", "level"), [(1, "warn"), (500, "fail")], ids=["float32s-share", "bfloat16s-share"])
+@pytest.mark.parametrize(("count", "level"), [(1, "info"), (500, "fail")], ids=["float32s-share", "bfloat16s-share"])
 def test_one_stray_value_in_a_million_does_not_stop_a_training(count: int, level: str) -> None:
     context = context_of("vit_tiny", Wanted(("depth=2", "image=32", "patch=8")))
     weights = dict(context.canonical)

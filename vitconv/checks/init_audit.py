@@ -28,6 +28,8 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
             continue
         # Training correlates what works together, queries and keys of a block most of all.
         grown = one.id == "correlated" and one.level == "warn" and found.training.state == "trained"
+        # A table of zeros that is trained is how transformers' DeiT and BEiT start.
+        grown |= one.id == "positions-zero" and _all_train(context, one.where)
         yield Finding("info" if grown else _LEVELS[one.level], one.text, {"audit": one.id}, one.where[:8], one.advice)
     figures = {
         "scheme": found.scheme,
@@ -49,6 +51,15 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"{found.training.state}; scheme {found.scheme}, {misfits} tensors deviate", figures)
+
+
+def _all_train(context: Context, names: tuple[str, ...]) -> bool:
+    """Return whether a live network trains all these tensors; False where that is not known."""
+    if context.bridge is None or context.built is None:
+        return False
+    own = dict(context.built.module.named_parameters())
+    keys = [context.bridge.prefix + context.bridge.network.cells[name].view.tensor for name in names]
+    return all(key in own and own[key].requires_grad for key in keys)
 
 
 def _without_roles(context: Context) -> Iterator[Finding]:

@@ -26,8 +26,6 @@ Batch = tuple[Tensor, Tensor]
 EXAMPLES = 1
 # What masks in float: anything lower than this is meant to be minus infinity.
 LOW = -1e4
-# Variance of a token that holds nothing yet: timm starts class tokens and registers at a std of 1e-6.
-NOTHING = 1e-11
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,15 @@ class Attending:
     largest: float
     std: float
     entropy: float
+
+
+@dataclass(frozen=True)
+class Normed:
+    """What one norm is given and does: the median variance of its tokens, its eps, and the mean |gain|."""
+
+    variance: float
+    eps: float
+    gain: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +58,7 @@ class Pass:
         taps, tap_grads: {canonical name: value}, {canonical name: gradient of the loss}.
         grads: {canonical parameter, or its own name where there is no canonical view: gradient}.
         attention: by block; empty where it could not be worked out.
-        variances: {norm module: (smallest variance over its tokens, eps)}.
+        norms: {norm module: what it is given, of the call with the smallest variance}.
         masked, lost: rows of a softmax whose every logit is masked, and those of them that came out as NaN.
         graded: whether the loss depends on anything that is trained.
     """
@@ -63,7 +70,7 @@ class Pass:
     tap_grads: Mapping[str, Tensor]
     grads: Mapping[str, Tensor]
     attention: tuple[Attending, ...]
-    variances: Mapping[str, tuple[float, float]]
+    norms: Mapping[str, Normed]
     masked: int = 0
     lost: int = 0
     graded: bool = True
@@ -97,7 +104,7 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
     images, labels = batch
     module = built.module
     module.zero_grad(set_to_none=True)
-    with recording(built.taps, gradients=True) as seen, _attention_inputs(built) as read, _norms(module) as variances:
+    with recording(built.taps, gradients=True) as seen, _attention_inputs(built) as read, _norms(module) as norms:
         with MaskedRows() as rows:
             output = built.run(module, images)
         loss = loss_of(output, labels)
@@ -125,7 +132,7 @@ def one_pass(built: Built, bridge: Bridge | None, batch: Batch, facts: Semantics
         tap_grads,
         grads,
         tuple(a for a in found if a is not None),
-        variances,
+        norms,
         rows.masked,
         rows.lost,
         graded,
@@ -162,14 +169,16 @@ class MaskedRows(TorchDispatchMode):
 
 
 @contextmanager
-def _norms(module: nn.Module) -> Iterator[dict[str, tuple[float, float]]]:
-    """Keep the smallest variance over tokens that every norm with an eps is given, and the eps."""
-    found: dict[str, tuple[float, float]] = {}
+def _norms(module: nn.Module) -> Iterator[dict[str, Normed]]:
+    """Keep what every norm with an eps is given."""
+    found: dict[str, Normed] = {}
 
     def hook(name: str, eps: float) -> Callable[..., None]:
-        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            variance = smallest_variance(args[0].detach())
-            found[name] = (min(variance, found.get(name, (math.inf, eps))[0]), eps)
+        def keep(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+            weight = getattr(norm, "weight", None)
+            gain = float(weight.detach().abs().mean()) if isinstance(weight, Tensor) else 1.0
+            now = Normed(median_variance(args[0].detach()), eps, gain)
+            found[name] = min(found.get(name, now), now, key=lambda n: n.variance)
 
         return keep
 
@@ -185,15 +194,13 @@ def _norms(module: nn.Module) -> Iterator[dict[str, tuple[float, float]]]:
             handle.remove()
 
 
-def smallest_variance(x: Tensor) -> float:
-    """Return the smallest variance over the last axis; torch's `var` takes fifteen times as long.
+def median_variance(x: Tensor) -> float:
+    """Return the median over tokens of the variance over the last axis; torch's `var` takes fifteen times as long.
 
-    Tokens that start at nothing, zero or 1e-6, get what they are from the others: they count where half of all are so.
+    Not the smallest: class tokens and registers start at a std of .02 or 1e-6, and get what they are from the others.
     """
     centred = x - x.mean(-1, keepdim=True)
-    found = centred.square_().mean(-1)
-    some = found[found > NOTHING] if x.dim() == 3 else found
-    return float(some.min() if 2 * some.numel() > found.numel() else found.min())
+    return float(centred.square_().mean(-1).median())
 
 
 def watched_attention(

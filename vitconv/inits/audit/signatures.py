@@ -221,11 +221,12 @@ def _positions(p: Profile) -> Finding | None:
 
 def _tokens(p: Profile) -> Finding | None:
     m = p.measured.get("embed.cls")
-    if m is None or m.std <= 0.05:
+    # CLIP's starts at 1/sqrt d.
+    if m is None or m.std <= max(0.05, 1.3 * m.shape[-1] ** -0.5):
         return None
     return Finding(
         "token-large", "info", ("embed.cls",),
-        f"the class token has std {m.std:.3g}; public code starts it at 0, 1e-6 or .02",
+        f"the class token has std {m.std:.3g}; public code starts it at 0, 1e-6, .02 or 1/sqrt d",
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ def table(
     dist: Value | None = None,
     registers: Value | None = None,
     mask: Value = ZEROS,
+    probe: Value | None = None,
     layer_scale: Value,
     head: Value | None = None,
     head_bias: Value | None = None,
@@ -49,8 +50,8 @@ def table(
 ) -> dict[str, Value]:
     """Return a table with every role of the plain family, decoders of masked autoencoders included.
 
-    Norms get 1 and 0. What is None follows: mlp_bias the bias, dist and registers the class token, head the linear
-    layers. `more` is laid over the rest, by template or role.
+    Norms get 1 and 0. What is None follows: mlp_bias the bias, dist, registers and the probe of an
+    attention-pooling head the class token, head the linear layers. `more` is laid over the rest, by template or role.
     """
     found: dict[str, Value] = {
         "norm.weight": ONES,
@@ -62,6 +63,7 @@ def table(
         "embed.dist": cls if dist is None else dist,
         "embed.reg": cls if registers is None else registers,
         "embed.mask": mask,
+        "pool.probe": cls if probe is None else probe,
         "layer_scale": layer_scale,
         "head.weight": linear if head is None else head,
         "head.bias": bias if head_bias is None else head_bias,

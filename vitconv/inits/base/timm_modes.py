@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vitconv.inits.base.distribution import Distribution, constant, normal, truncated_absolute
+from vitconv.inits.base.architecture import Site
+from vitconv.inits.base.distribution import Distribution, constant, normal, truncated_absolute, truncated_sigma
 from vitconv.inits.base.roles import (
     NEAR_ZERO,
     ONES,
@@ -20,6 +21,12 @@ from vitconv.inits.base.roles import (
 # The default of LayerScale(init_values=...) in timm.
 LAYER_SCALE = constant(1e-5)
 
+
+def probe(site: Site) -> Distribution:
+    """Return what timm's attention-pooling head draws its probe from, in every mode: cut at 2 sigma, not widened."""
+    return truncated_sigma(site.shape[-1] ** -0.5)
+
+
 # timm's SwiGLU starts its gate at a weight near 0 and a bias of 1, in its own init_weights (timm/layers/mlp.py).
 _GATE: dict[str, Value] = {"mlp.gate.weight": NEAR_ZERO, "mlp.gate.bias": ONES}
 
@@ -33,6 +40,7 @@ def plain(linear: Distribution) -> dict[str, Value]:
         pos=linear,
         cls=NEAR_ZERO,
         dist=linear,
+        probe=probe,
         layer_scale=LAYER_SCALE,
         more=_GATE,
     )
@@ -47,6 +55,7 @@ def jax(head_bias: Value) -> dict[str, Value]:
         pos=normal(0.02),
         cls=NEAR_ZERO,
         dist=normal(0.02),
+        probe=probe,
         layer_scale=LAYER_SCALE,
         head=ZEROS,
         head_bias=head_bias,
@@ -63,6 +72,7 @@ def moco() -> dict[str, Value]:
         pos=truncated_absolute(0.02),
         cls=NEAR_ZERO,
         dist=truncated_absolute(0.02),
+        probe=probe,
         layer_scale=LAYER_SCALE,
         more=_GATE,
     )
