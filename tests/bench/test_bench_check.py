@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from vitconv.checks.base.run import chosen
 
 
+@pytest.mark.slow
 def test_every_static_check_is_timed_beside_a_pass(tmp_path: Path) -> None:
     from vitconv.bench.check import bench, typical
 

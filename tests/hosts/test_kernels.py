@@ -81,6 +81,7 @@ print("double", double(x.double()).dtype)
 """
 
 
+@pytest.mark.slow
 def test_triton_in_the_interpreter_gives_the_same_numbers() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -179,7 +179,11 @@ DIFFERENT: dict[str, tuple[str, str | None, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+# One that is undone behind the block is searched for long.
+LONG = {"residual_detached"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in DIFFERENT])
 def test_a_difference_is_seen_and_named_or_left_unnamed(name, verified):
     said, cause, site = DIFFERENT[name]
     code, told = verified(name)

@@ -154,7 +154,7 @@ def test_a_changed_file_is_told_from_changed_code(bench_of, mutation) -> None:
     assert explain_traces(*args, right=bench.clean("fp64"), budget=Budget(pairs=40)).found == ()
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("precision", ["fp64", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_equal_functions_accuse_nobody(precision: str, bench_of) -> None:
     found = list(timm_pairs(bench_of("token"), precision))
     assert len(found) == len(variants()) + 1
