@@ -15,8 +15,8 @@ from vitconv.cli.main import run
 from vitconv.initialise.audit import audit_file
 from vitconv.inits import apply
 from vitconv.inits.audit.audit import Audited
-from vitconv.inits.base.groups import groups
 from vitconv.layout.blocks import block_of, blocks_of, is_block
+from vitconv.layout.groups import grouped, preset
 
 Weights = dict[str, Tensor]
 
@@ -159,8 +159,8 @@ def test_groups_of_a_swin() -> None:
         "stages.1.blocks.0.norm1.weight": (16,), "stages.1.blocks.1.attn.cpb.up.weight": (512, 2),
         "stages.1.blocks.1.attn.logit_scale": (2,), "head.weight": (10, 16),
     }  # fmt: skip
-    rows = {g.name: (g.layer_id, g.decayed) for g in groups(shapes)}
-    assert list(rows.values()) == [
+    rows = grouped(((name, (name,), shape) for name, shape in shapes.items()), 0, rule=preset("role"))
+    assert [(g.layer, g.decays) for g in rows] == [
         (0, True), (1, True), (2, False), (3, True), (3, False), (4, False), (4, False), (5, True),
     ]  # fmt: skip
 

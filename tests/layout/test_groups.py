@@ -67,6 +67,31 @@ def test_the_preset_of_timm_is_timm_s_own(tmp_path: Path, capsys, kw: dict[str, 
     assert {k: v[0] for k, v in groups.items()} == want
 
 
+SWIN = {"img_size": 64, "embed_dim": 12, "depths": (1, 2), "num_heads": (2, 2), "window_size": 4, "num_classes": 3}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "beit_base_patch16_224"],
+)
+@pytest.mark.parametrize("layered", [False, True], ids=["decay", "layers"])
+def test_the_preset_of_timm_is_timms_own_in_other_families(name: str, layered: bool, tmp_path: Path, capsys) -> None:
+    import timm
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    sizes = SWIN if "swin" in name else {**SMALL, "patch_size": 8}
+    module = timm.create_model(name, **sizes)
+    names = {id(p): n for n, p in module.named_parameters()}
+    skip = module.no_weight_decay()
+    make = param_groups_layer_decay if layered else param_groups_weight_decay
+    more = {"layer_decay": 0.5} if layered else {}
+    theirs = make(module, 0.05, no_weight_decay_list=skip, **more)
+    want = {names[id(p)]: (bool(g["weight_decay"]), g.get("lr_scale", 1.0)) for g in theirs for p in g["params"]}
+    words = ("--layer-decay", "0.5") if layered else ()
+    groups = found(save(tmp_path, module), capsys, "--preset", "timm", *words)
+    assert {k: (v[0], pytest.approx(v[2])) for k, v in groups.items()} == want
+
+
 def test_l02_norms_are_found_by_role_in_every_naming(tmp_path: Path, capsys) -> None:
     path = save(tmp_path, timm_vit())
     free = {}
@@ -81,6 +106,7 @@ def test_l02_norms_are_found_by_role_in_every_naming(tmp_path: Path, capsys) -> 
 PRESET_CASES = [
     ("role", False, False, False),
     ("timm", False, False, False),
+    ("timm-early", False, False, False),
     ("deit", False, True, False),
     ("mae", False, True, False),
     ("dino", True, True, False),
@@ -97,7 +123,9 @@ def test_l05_presets_differ_in_tokens(name: str, cls: bool, dist: bool, scale: b
         ("norm.weight", ("norm.weight",), (8,)),
         ("head.weight", ("head.weight",), (5, 8)),
     ]
+    tensors.append(("reg_token", ("embed.reg",), (1, 4, 8)))
     decays = {g.key: g.decays for g in grouped(tensors, 2, rule=preset(name))}
+    assert decays.pop("reg_token") is (name not in ("role", "timm"))
     assert decays == {
         "cls_token": cls, "dist_token": dist, "ls1.gamma": scale, "norm.weight": False, "head.weight": True
     }  # fmt: skip

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from vitconv.inits import coverage
@@ -17,7 +15,7 @@ from vitconv.inits.base.deepnet import beta
 from vitconv.inits.base.distribution import truncated_absolute, truncated_sigma, xavier_uniform
 from vitconv.inits.base.draw import draw, sample
 from vitconv.inits.base.fans import conv_fans, flat_fans, fused_fans, linear_fans
-from vitconv.inits.base.groups import groups, idle_patterns, misplaced_moments
+from vitconv.layout.groups import Grouped, grouped, listed, preset
 from vitconv.registry import INITS, load
 
 
@@ -110,13 +108,20 @@ def test_j14_the_fan_rule_is_said(small: Callable[..., Architecture]) -> None:
     assert "patch projection as a matrix" in load(INITS, "mae").declared(small())["embed.patch.weight"].text
 
 
+def rows_of(arch: Architecture, name: str = "role", layer_decay: float | None = None) -> dict[str, Grouped]:
+    """Return a row per canonical tensor; tokens are [1 1 d], as in every codebase."""
+    tensors = [(n, (n,), (1, 1, *s) if n in ("embed.cls", "embed.dist") else s) for n, s in arch.shapes.items()]
+    return {g.key: g for g in grouped(tensors, arch.depth, rule=preset(name), layer_decay=layer_decay)}
+
+
 def test_l01_register_tokens_are_embeddings_without_decay(small: Callable[..., Architecture]) -> None:
-    rows = {r.name: r for r in groups(small(registers="4").shapes, layer_decay=0.5)}
-    assert (rows["embed.reg"].layer_id, rows["embed.reg"].decayed, rows["embed.reg"].scale) == (0, False, 0.125)
-    assert (rows["blocks.1.attn.q.weight"].layer_id, rows["blocks.1.attn.q.weight"].decayed) == (2, True)
-    assert (rows["head.weight"].layer_id, rows["head.weight"].scale) == (3, 1.0)
-    assert not any(r.decayed for r in rows.values() if r.role.startswith("norm") or r.role.endswith("bias"))
-    assert {r.name: r for r in groups(small(registers="4").shapes, preset="timm-early")}["embed.reg"].decayed
+    rows = rows_of(small(registers="4"), layer_decay=0.5)
+    assert (rows["embed.reg"].layer, rows["embed.reg"].decays, rows["embed.reg"].scale) == (0, False, 0.125)
+    assert (rows["blocks.1.attn.q.weight"].layer, rows["blocks.1.attn.q.weight"].decays) == (2, True)
+    assert (rows["head.weight"].layer, rows["head.weight"].scale) == (3, 1.0)
+    assert not any(r.decays for r in rows.values() if r.role.startswith("norm") or r.role.endswith("bias"))
+    assert rows_of(small(registers="4"), "timm-early")["embed.reg"].decays
+    assert not rows_of(small(registers="4"), "timm")["embed.reg"].decays
 
 
 @pytest.mark.parametrize("names", [("ln_1",), ("layernorm_before",), ("norm1",)], ids=lambda n: n[0])
@@ -127,37 +132,21 @@ def test_l02_a_list_of_names_from_another_codebase_matches_nothing(names: tuple[
         "norm1": "blocks.0.norm1.weight",
     }
     own = keys.pop(names[0])
-    assert idle_patterns([own], names) == ()
-    assert idle_patterns(keys.values(), names) == names
+
+    def idle(*found: str) -> tuple[str, ...]:
+        rows = [Grouped(key, "norm.weight", False, 1, 1.0) for key in found]
+        return listed(rows, dict.fromkeys(found, (8,)), names).idle
+
+    assert idle(own) == ()
+    assert idle(*keys.values()) == names
 
 
-def test_l04_moments_of_other_parameters_are_caught() -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    state["state"] = {0: state["state"][1], 1: state["state"][0]}
-    other = torch.optim.Adam(model.parameters())
-    other.load_state_dict(state)  # no error: this is the fault
-    shapes = {i: tuple(p.shape) for i, p in enumerate(model.parameters())}
-    moments: dict[int, Any] = {i: tuple(s["exp_avg"].shape) for i, s in state["state"].items()}
-    assert misplaced_moments(shapes, moments) == (
-        "parameter 0 has shape [4, 4], its moment [4]", "parameter 1 has shape [4], its moment [4, 4]"
-    )  # fmt: skip
-    assert misplaced_moments(shapes, shapes) == ()
-    assert misplaced_moments(shapes, {0: (4, 4), 5: (4,)}) == (
-        "parameter 1 has no moment",
-        "moment 5 belongs to no parameter",
-    )
-
-
-@pytest.mark.parametrize(("preset", "decayed"), [("role", False), ("timm", False), ("deit", True)])
-def test_l05_whether_the_distillation_token_decays_is_a_preset(preset: str, decayed: bool) -> None:
+@pytest.mark.parametrize(("rule", "decayed"), [("role", False), ("timm", False), ("deit", True)])
+def test_l05_whether_the_distillation_token_decays_is_a_preset(rule: str, decayed: bool) -> None:
     from vitconv.initialise.network import Job, architecture
 
     arch, _ = architecture("deit_tiny_distilled_patch16_224", Job("timm"))
-    assert {r.name: r.decayed for r in groups(arch.shapes, preset=preset)}["embed.dist"] is decayed
+    assert rows_of(arch, rule)["embed.dist"].decays is decayed
 
 
 def test_l05_the_timm_preset_is_timms_own_list() -> None:

@@ -15,7 +15,6 @@ from torch import nn
 from vitconv.checks.base.plan import Plan
 from vitconv.checks.base.run import run_one
 from vitconv.checks.base.target import Wanted, context_of
-from vitconv.inits.base.groups import idle_patterns
 from vitconv.registry import CHECKS, load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conversion"))
@@ -77,19 +76,50 @@ def test_layers_and_decay(
 
 
 @pytest.mark.parametrize(
-    ("parts", "idle"),
+    ("parts", "idle", "missed"),
     [
-        pytest.param(("ln1", "ln2"), ("ln1", "ln2"), id="L02-own-mmpretrain"),
-        pytest.param(("LayerNorm", "bias"), ("LayerNorm",), id="L02-own-bert"),
-        pytest.param(("norm", "bias", "cls_token", "reg_token"), ("reg_token",), id="L02-own-one-token-too-many"),
-        pytest.param(("norm", "bias", "pos_embed"), (), id="L02-own-all-are-there"),
+        pytest.param(
+            ("ln1", "ln2"), ("ln1", "ln2"), ("cls_token, pos_embed", 20), id="L02-own-mmpretrain"
+        ),
+        pytest.param(("LayerNorm", "bias"), ("LayerNorm",), ("cls_token, pos_embed", 5), id="L02-own-bert"),
+        pytest.param(
+            ("norm", "bias", "cls_token", "reg_token"), ("reg_token",), ("pos_embed", 0), id="L02-own-a-token-too-many"
+        ),
+        pytest.param(("norm", "bias", "cls_tokn", "pos_embed"), ("cls_tokn",), ("cls_token", 0), id="L02-own-typo"),
+        pytest.param(("norm?.*", "*.bias", "*_token"), ("norm?.*",), ("pos_embed", 5), id="L02-own-whole-names"),
+        pytest.param(("norm", "bias", "cls_token", "pos_embed"), (), ("", 0), id="L02-own-all-are-there"),
     ],
-)
-def test_name_parts_of_another_codebase(parts: tuple[str, ...], idle: tuple[str, ...], tmp_path: Path) -> None:
-    assert idle_patterns(rand_t(), parts) == idle
+)  # fmt: skip
+def test_name_parts_of_another_codebase(
+    parts: tuple[str, ...], idle: tuple[str, ...], missed: tuple[str, int], tmp_path: Path
+) -> None:
+    path = save(tmp_path / "t.safetensors", rand_t())
+    words = [word for part in parts for word in ("--no-decay", part)]
+    found = patterns(path, *words)
+    assert tuple(part for part in parts if not found[part]["count"]) == idle
+    assert (
+        found.get("missed, of several axes", {"which": ""})["which"],
+        found.get("missed, vectors", {"count": 0})["count"],
+    ) == missed
     # By role nothing has to be listed.
-    found = rows(save(tmp_path / "t.safetensors", rand_t()))
-    assert all(r["decay"] == "no decay" for k, r in found.items() if "norm" in k or "bias" in k or "_token" in k)
+    free = rows(path)
+    assert all(r["decay"] == "no decay" for k, r in free.items() if "norm" in k or "bias" in k or "_token" in k)
+
+
+def patterns(path: Path, *more: object) -> dict[str, dict[str, Any]]:
+    """Return {pattern, or what is missed: row} of `inspect --no-decay`."""
+    answer = vitconv("inspect", path, "--json", *more)
+    assert answer.code == 0, answer.text
+    return {r["pattern"]: r for s in answer.json["sections"] if s["key"] == "patterns" for r in s["rows"]}
+
+
+def test_a_pattern_that_takes_in_too_much_is_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", rand_t())
+    found = patterns(path, "--no-decay", "norm", "--no-decay", "bias", "--no-decay", "proj")
+    assert found["beyond the rule"]["which"] == "blocks.{0..1}.attn.proj.weight, patch_embed.proj.weight"
+    assert "beyond the rule" not in patterns(path, "--no-decay", "norm", "--no-decay", "bias")
+    refused = vitconv("inspect", path, "--no-decay", "")
+    assert (refused.code, "is empty" in refused.text) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +151,8 @@ def test_moments_of_another_parameter(optimiser: Any, moment: str, says: str, tm
         pytest.param("mae", {"cls_token": True, "dist_token": False, "pos_embed": True}, id="L05-own-mae"),
         pytest.param("dino", {"cls_token": False, "dist_token": False, "pos_embed": False}, id="L05-own-dino"),
         pytest.param("timm", {"cls_token": True, "dist_token": True, "pos_embed": True}, id="L05-own-timm"),
+        pytest.param("deit", {"cls_token": True, "dist_token": False, "pos_embed": True}, id="L05-own-deit"),
+        pytest.param("timm-early", {"cls_token": True, "dist_token": True, "pos_embed": True}, id="L05-own-timm-early"),
     ],
 )
 def test_tokens_by_preset(preset: str, free: dict[str, bool], tmp_path: Path) -> None:
@@ -133,23 +165,33 @@ def test_tokens_by_preset(preset: str, free: dict[str, bool], tmp_path: Path) ->
 
 
 def schedules() -> dict[str, dict[str, Any]]:
-    """Return the states of schedulers and of what else a training keeps, as their own classes make them."""
+    """Return the states of schedulers and of what else a training keeps, as their own classes make them.
+
+    Each has tensors: rates that are tensors (as `capturable` optimisers keep them), master copies, orders of examples.
+    """
     optim = torch.optim.lr_scheduler
-    made = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=1e-3)
+    made = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=torch.tensor(1e-3), capturable=True)
     cosine = optim.CosineAnnealingLR(made, 10)
     warm = optim.SequentialLR(made, [optim.LinearLR(made, 0.1, total_iters=2), optim.ExponentialLR(made, 0.9)], [2])
-    once = optim.OneCycleLR(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), 0.1, 10)
+    once = optim.OneCycleLR(made, 0.1, 10)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    ema = {"decay": 0.9999, "num_updates": 17}
+    masters = [t.clone() for t in rand_t(5).values()]
+    ema = {"decay": torch.tensor(0.9999), "num_updates": torch.tensor(17)}
     return {
         "cosine": {"lr_scheduler": cosine.state_dict()},
-        "in sequence": {"lr_scheduler": warm.state_dict()},
+        "in sequence": {"lr_schedulers": [warm.state_dict()]},
         "one cycle": {"scheduler": once.state_dict()},
-        "loss scale": {"scaler": scaler.state_dict(), "amp": {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}},
-        "apex and random state": {"amp": {"loss_scale": 1024.0}, "rng_state": torch.get_rng_state()},
-        "counters of an average": {"ema_state": ema, "epoch": 3, "best_acc": 0.5},
-        "a sampler of several processes": {"sampler": {"epoch": 3, "num_replicas": 8, "rank": 0}, "world_size": 8},
+        "loss scale": {"scaler": scaler.state_dict() | {"found_inf": torch.zeros(1)}},
+        "apex and random state": {"amp": {"masters": masters}, "rng_state": torch.get_rng_state()},
+        "counters of an average": {"ema_state": ema, "epoch": torch.tensor(3), "best_acc": 0.5},
+        "a sampler of several processes": {"sampler": {"order": torch.randperm(50).float()}, "world_size": 8},
+        "moments of the network": {"optimizer_state": moments_of(rand_t(3))},
     }
+
+
+def moments_of(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the state of AdamW by name, whose moments have the names and shapes of the network."""
+    return {"exp_avg": {n: 0.1 * t for n, t in state.items()}, "exp_avg_sq": {n: t * t for n, t in state.items()}}
 
 
 @pytest.mark.parametrize("kind", schedules())
@@ -160,7 +202,11 @@ def test_what_a_training_keeps_beside_the_weights(kind: str, tmp_path: Path) -> 
     answer = vitconv("convert", save(tmp_path / "s.pth", contents), out, "--to", "timm", "--prove")
     assert answer.code == 0, answer.text
     assert equal(tensors(out), state)
-    assert vitconv("inspect", tmp_path / "s.pth").code == 0
+    looked = vitconv("inspect", tmp_path / "s.pth", "--json")
+    assert looked.code == 0
+    # The network is the one set of weights in the file, and all of it is what was trained.
+    assert looked.json["facts"]["tensors"] == len(state)
+    assert not [s for s in looked.json["sections"] if s["key"] == "branches" and len(s["rows"]) > 1]
 
 
 def test_a_schedulers_own_function_is_never_run(tmp_path: Path) -> None:
@@ -175,6 +221,10 @@ def test_a_schedulers_own_function_is_never_run(tmp_path: Path) -> None:
     assert looked.code == 0
     assert "not run: " in looked.text and "Halving" in looked.text
     assert ran == []
+    # A loader that trusts the file runs it: that is what would be seen.
+    torch.load(source, weights_only=False)
+    assert ran == [{"by": 2}]
+    ran.clear()
 
 
 ran: list[object] = []

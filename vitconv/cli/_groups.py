@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitconv.layout.groups import Grouped, Preset, grouped, preset
+from vitconv.layout.groups import Grouped, Listed, Preset, grouped, learned, listed, preset
 from vitconv.layout.match import collapse
 
 if TYPE_CHECKING:
     from vitconv.conversion.inspect import Inspection
 
 
-def group_sections(found: Inspection, rule: str, layer_decay: float | None) -> list[Any]:
-    """Return two tables: the groups in short, and every parameter in its group."""
+def group_sections(found: Inspection, rule: str, layer_decay: float | None, no_decay: Sequence[str] = ()) -> list[Any]:
+    """Return two tables: the groups in short, and every parameter in its group; ahead of them what patterns do."""
     from vitconv.report import Column, Row, Section
 
     r = found.recognised
@@ -23,18 +24,37 @@ def group_sections(found: Inspection, rule: str, layer_decay: float | None) -> l
     rows = [
         (key, parts.get(key, ()), t.shape)
         for key, t in r.stored.items()
-        if key not in r.match.consts and key not in r.match.copies and _learned(parts.get(key, ()))
+        if key not in r.match.consts and key not in r.match.copies and learned(parts.get(key, ()))
     ]
     sorted_ = grouped(rows, r.match.depth, rule=chosen, layer_decay=layer_decay)
     columns = [Column("key", "parameter", "code"), Column("role", "role"), Column("decay", "decay")]
     columns += [Column("layer", "layer", "number"), Column("scale", "lr scale", "number")]
     each = tuple(Row((g.key, g.role, "decay" if g.decays else "no decay", g.layer, g.scale)) for g in sorted_)
     short = _short(sorted_, chosen, layered=layer_decay is not None)
-    return [short, Section("parameters", "Parameters", tuple(columns), each)]
+    made = [short, Section("parameters", "Parameters", tuple(columns), each)]
+    if not no_decay:
+        return made
+    return [_patterns(listed(sorted_, {key: shape for key, _, shape in rows}, no_decay), chosen), *made]
 
 
-def _learned(parts: tuple[str, ...]) -> bool:
-    return not any(name.startswith("rope.") or name.endswith(".k_masked") for name in parts)
+def _patterns(found: Listed, rule: Preset) -> Any:
+    """Return what a list of no-decay names does, one row a pattern, and what it misses."""
+    from vitconv.report import Column, Row, Section
+
+    columns = (Column("pattern", "pattern", "code"), Column("count", "tensors", "count"), Column("which", "which"))
+    rows = []
+    for pattern, keys in found.matches.items():
+        near = "" if keys else found.near(pattern)
+        nothing = f"nothing: it is in no name{f'; did you mean {near}?' if near else ''}"
+        rows.append(Row((pattern, len(keys), ", ".join(collapse(keys)) or nothing), "ok" if keys else "warn"))
+    missed = {"missed, of several axes": found.lacking, "missed, vectors": found.vectors}
+    rows += [Row((title, len(keys), ", ".join(collapse(keys))), "warn") for title, keys in missed.items() if keys]
+    if found.beyond:
+        rows.append(Row(("beyond the rule", len(found.beyond), ", ".join(collapse(found.beyond)))))
+    notes = [f"missed: without decay by {rule.name} ({rule.title}), and in no pattern"] if any(missed.values()) else []
+    if found.vectors:
+        notes.append("a rule by the number of axes, as timm's and DINO's, frees vectors without a pattern")
+    return Section("patterns", "What the no-decay patterns take in", columns, tuple(rows), tuple(notes))
 
 
 def _short(found: list[Grouped], rule: Preset, *, layered: bool) -> Any:

@@ -48,9 +48,9 @@ def command(
     SIZE is a name from `vitconv list sizes`, such as vit_base or any model name of timm's VisionTransformer (of its
     Swin, Swin-v2, Beit and Eva too, where timm is installed), changed by
     --set depth=, dim=, heads=, mlp_ratio=, patch=, image=, classes=, channels=, registers=, class_token=, qk_norm=,
-    mlp=, pool=, final_norm=. CKPT is a checkpoint whose architecture is taken. Both are changed by --set norm=, layer_scale=,
-    sub_norm=, which is said in the report. Tensors are drawn by role and then converted, so the same seed gives the
-    same network in every dialect.
+    mlp=, pool=, final_norm=. CKPT is a checkpoint whose architecture is taken. Both are changed by --set norm=,
+    layer_scale=, sub_norm=, which is said in the report. Tensors are drawn by role and then converted, so the same seed
+    gives the same network in every dialect.
 
     Exit codes: 0 done, 1 checkpoint not recognised, 3 refused: the scheme does not fit the architecture.
     """

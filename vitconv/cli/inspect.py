@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 @click.option("--against", metavar="SCHEME", help="Audit against this init scheme, and name what deviates.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--groups", is_flag=True, help="Parameter groups by role: who decays, and the layer of each.")
-@click.option("--preset", default="role", show_default=True, help="Whose rule: role, timm, deit, mae, dino, trainer.")
+@click.option(
+    "--preset", default="role", show_default=True, help="Whose rule: role, timm, timm-early, deit, mae, dino, trainer."
+)
+@click.option(
+    "--no-decay",
+    multiple=True,
+    metavar="PATTERN",
+    help="A name, or part of one, that your optimizer does not decay (may be repeated): what it takes in and misses.",
+)
 @click.option("--layer-decay", type=float, metavar="FACTOR", help="Also the learning rate's scale by layer.")
 @source_options
 @json_option
@@ -40,6 +48,7 @@ def command(
     groups: bool,
     preset: str,
     layer_decay: float | None,
+    no_decay: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -63,10 +72,10 @@ def command(
 
         audited = audit_file(checkpoint, wishes, against)
         made = replace(made, sections=(*made.sections, *sections(audited)))
-    if groups or layer_decay is not None:
+    if groups or layer_decay is not None or no_decay:
         from vitconv.cli._groups import group_sections
 
-        made = replace(made, sections=(*made.sections, *group_sections(found, preset, layer_decay)))
+        made = replace(made, sections=(*made.sections, *group_sections(found, preset, layer_decay, no_decay)))
     emit(made, as_json=as_json)
     return found.exit_code
 

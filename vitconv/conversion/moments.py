@@ -82,9 +82,10 @@ def parameters_of(source: Recognised) -> tuple[list[Parameter], dict[str, str]]:
 
     Constants and names that the layout itself repeats are none.
     """
-    from vitconv.layout.groups import place_of
+    from vitconv.layout.groups import learned, placing
 
     parts: dict[str, tuple[str, ...]] = {b.key: b.parts for b in source.match.bound}
+    place, _ = placing(parts.values(), source.match.depth)
     first = next(iter(source.stored.values()))
     home = first.path[:-1]
     bare = {t.path: key for key, t in source.stored.items()}
@@ -98,14 +99,14 @@ def parameters_of(source: Recognised) -> tuple[list[Parameter], dict[str, str]]:
         if key is not None and (key in source.match.consts or key in source.match.copies):
             continue
         # A tied parameter is one parameter, under its first name.
-        place = (stored.blob, stored.start, stored.shape, stored.strides)
-        if place in seen and stored.numel:
-            tied[key or stored.key] = seen[place]
+        memory = (stored.blob, stored.start, stored.shape, stored.strides)
+        if memory in seen and stored.numel:
+            tied[key or stored.key] = seen[memory]
             continue
-        seen[place] = key or stored.key
-        kind, layer = place_of(parts.get(key or "", ()), source.match.depth)
-        if kind in ("dead", "rope"):
+        seen[memory] = key or stored.key
+        if not learned(parts.get(key or "", ())):
             continue
+        kind, layer = place(parts.get(key or "", ()))
         found.append(Parameter(key or stored.key, stored.shape, kind, layer))
     return found, tied
 

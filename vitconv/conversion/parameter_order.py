@@ -14,6 +14,7 @@ from itertools import product
 from vitconv.errors import Ambiguous, Refused, shown
 from vitconv.io.optimizer_state import Group, OptimizerState
 from vitconv.io.wrappers import WRAPPERS
+from vitconv.layout.groups import INSIDE
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _as_told(told: Sequence[str], parameters: Sequence[Parameter]) -> list[Param
 
 _NO_DECAY_TOKENS: tuple[tuple[str, frozenset[str]], ...] = (
     ("", frozenset()),
-    (", tokens and positions without decay", frozenset(("token", "position"))),
+    (", tokens and positions without decay", frozenset(("token", "position", *INSIDE))),
     (", positions without decay", frozenset(("position",))),
     (", the class token and positions without decay", frozenset(("cls", "position"))),
     (", class and distillation tokens and positions without decay", frozenset(("cls", "dist", "position"))),
@@ -168,9 +169,21 @@ def _norm_with_block(p: Parameter, top: int) -> int:
     return p.layer - 1 if p.kind == "norm" and p.layer == top else p.layer
 
 
+def _merging_before(p: Parameter, _: int) -> int:
+    """Count what leads into a stage to the block before, where Microsoft's code stores it (SimMIM, get_swin_layer)."""
+    return p.layer - 1 if ".downsample." in p.key else p.layer
+
+
+def _shared_table_last(p: Parameter, top: int) -> int:
+    """Count a table of relative positions that all blocks share to the head (BEiT and SimMIM, get_vit_layer)."""
+    return top if p.key.startswith("rel_pos_bias") else p.layer
+
+
 _LAYERS: tuple[tuple[str, Callable[[Parameter, int], int]], ...] = (
     ("", _own),
     (", the last norm with the last block", _norm_with_block),
+    (", what leads into a stage with the block before", _merging_before),
+    (", shared relative positions with the head", _shared_table_last),
 )
 
 

@@ -33,7 +33,8 @@ tells it; [a test on other runs](opening.md) shows that it is needed and not eno
 *Matrices of .02 at this width*, whatever the gain: attention logits are then below .05 and attention is a plain mean;
 with queries and keys seven times as large the same network moves. Pre-norm with matrices of .02 is not slow, nor is
 LayerScale of 1e-5 on it. Swin-v2 itself has cosine attention with a scale of 10, so that its logits are not small:
-no check warns of the second. So the rows *res-post-norm, gain 0* of the first table are slow for both reasons.
+no check warns of the second. So the rows *res-post-norm, gain 0* of the first table are slow for both reasons, and
+stuck in 150 steps although the checks say ok: they tell of the gain, and a warning of it would be one of Swin-v2.
 """
 
 REPORT = """

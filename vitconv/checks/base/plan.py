@@ -19,13 +19,14 @@ class Plan:
 
     Attributes:
         lr: peak learning rate.
-        betas, eps, decay: of AdamW; biases, norms, tokens and positions are not decayed.
+        betas, eps, decay: of AdamW; biases, norms, tokens and positions are not decayed, unless `no_decay` says what.
         warmup, steps: in optimiser steps.
         batch: images per step.
         smoothing: of the labels.
         clip: largest norm of the gradient, or 0 for none.
         precision: `fp32`, `amp-fp16` or `amp-bf16`.
         mixup: alpha of mixup, 0 for none; cutmix: the same.
+        no_decay: names, or parts of names, of what is not decayed, in place of the roles; see `layout.groups.listed`.
         seed: of the order of the examples and of all that the network draws.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     mixup: float = 0.0
     cutmix: float = 0.0
     seed: int = 0
+    no_decay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what is no training.
@@ -63,6 +65,10 @@ class Plan:
             if not _number(value) or value != int(value) or not lowest <= value < 2**63:
                 raise _wrong(name, value, f"a whole number of at least {lowest}")
             object.__setattr__(self, name, int(value))
+        names = [self.no_decay] if isinstance(self.no_decay, str) else self.no_decay
+        if not isinstance(names, (tuple, list)) or not all(isinstance(one, str) and one for one in names):
+            raise _wrong("no_decay", self.no_decay, "names or parts of names, as [bias, norm, cls_token]")
+        object.__setattr__(self, "no_decay", tuple(names))
         if self.precision not in _PRECISIONS:
             raise _wrong("precision", self.precision, f"one of {', '.join(_PRECISIONS)}")
 

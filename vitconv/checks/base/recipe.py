@@ -30,8 +30,8 @@ KEYS: Mapping[str, str] = {
     "checks": "the checks to run; all that need no training otherwise",
     "skip": "checks to leave out",
     "thresholds": "by check: limits by name",
-    "training": "the plan: lr, betas, decay, warmup, steps, batch, smoothing, clip, mixup, cutmix, seed; or "
-    "`first-report`, or `like: first-report` beside changes to it",
+    "training": "the plan: lr, betas, decay, warmup, steps, batch, smoothing, clip, mixup, cutmix, seed, "
+    "no_decay; or `first-report`, or `like: first-report` beside changes to it",
     "vary": "variants for training-probe, a list of values by axis: norm, init, eps, release, precision, depth, lr, "
     "warmup, kv_normalised",
     "data": "digits, a .npz, or a folder of class folders",

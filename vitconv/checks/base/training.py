@@ -19,9 +19,10 @@ from vitconv.checks.base.scaler import Kind, Scaler
 from vitconv.conversion.translate import translate
 from vitconv.errors import Refused
 from vitconv.hosts.base.host import Built
-from vitconv.inits.base.groups import groups
+from vitconv.layout.groups import grouped, matched, preset
 from vitconv.parity.bridge import Bridge, state_of
 from vitconv.parity.precision import running
+from vitconv.registry import HOSTS, load
 
 # Where images are mixed, steps from one look at plain ones to the next.
 EVERY = 5
@@ -141,18 +142,19 @@ class Moments:
 
 
 def optimiser(module: nn.Module, bridge: Bridge | None, plan: Plan) -> AdamW:
-    """Return an optimiser whose decay goes by role, or, without a canonical view, by the number of axes."""
+    """Return an optimiser whose decay goes by the plan's names, or else by role, or without roles by the axes."""
     parameters = dict(module.named_parameters())
-    if bridge is None:
+    # The reference has names of its own, which no list is made for.
+    if plan.no_decay and not load(HOSTS, "reference").accepts(module):
+        names = {n for n in parameters if not any(matched(pattern, n) for pattern in plan.no_decay)}
+    elif bridge is None:
         names = {n for n, p in parameters.items() if p.dim() > 1}
     else:
         state = state_of(module)
         ids = {id(p): n for n, p in parameters.items()}
-        names = {
-            ids[id(state[bridge.prefix + bridge.network.cells[g.name].view.tensor])]
-            for g in groups(bridge.shapes)
-            if g.decayed and id(state[bridge.prefix + bridge.network.cells[g.name].view.tensor]) in ids
-        }
+        own = {name: id(state[bridge.prefix + cell.view.tensor]) for name, cell in bridge.network.cells.items()}
+        found = grouped(((n, (n,), shape) for n, shape in bridge.shapes.items()), 0, rule=preset("role"))
+        names = {ids[own[g.key]] for g in found if g.decays and own[g.key] in ids}
     return AdamW(
         plan,
         [p for n, p in parameters.items() if n in names],
