@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitconv.errors import NotRecognised, Refused
+from vitconv.errors import NotRecognised, Refused, UsageError
 from vitconv.hosts.base.host import Spec
 from vitconv.inits import apply
 from vitconv.inits.base.architecture import Architecture
@@ -110,9 +110,96 @@ def test_a_wrapper_is_looked_into_and_what_is_its_own_is_named() -> None:
     assert [row.key for row in rows if row.distribution == "left as it was"] == ["scale"]
 
 
-def test_a_network_that_no_dialect_explains_is_refused() -> None:
-    with pytest.raises(NotRecognised):
-        apply(nn.Sequential(nn.Linear(4, 4)), "timm")
+class Deeper(nn.Module):
+    """A wrapper in a wrapper, as a training makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task = Wrapped(False)
+        self.loss_scale = nn.Parameter(torch.ones(1))
+
+
+def test_a_network_under_several_attributes_is_found() -> None:
+    model = Deeper()
+    before = model.loss_scale.detach().clone()
+    with pytest.raises(Refused, match=r"no role is known for loss_scale, beside the timm network under task\.trunk"):
+        apply(model, "timm")
+    rows = apply(model, "timm", partly=True, seed=3)
+    assert rows[0].key.startswith("task.trunk.")
+    assert torch.equal(model.loss_scale, before)
+    alone = Wrapped(False)
+    apply(alone, "timm", seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(model.task.parameters(), alone.parameters(), strict=True))
+
+
+class Own(nn.Module):
+    """A ViT of the user's own names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2)])
+
+
+def stranger() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4))
+
+
+def spoilt() -> nn.Module:
+    model = timm_model()
+    model.blocks[0].extra = nn.Linear(3, 3)  # type: ignore[index, union-attr]
+    return model
+
+
+def halved() -> nn.Module:
+    model = timm_model()
+    del model.blocks[1].attn.proj  # type: ignore[index, union-attr]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (stranger, "Sequential with its 2 tensors.*none has any of their names:.*0.weight, 0.bias"),
+        (Own, "Own with its 26 tensors.*closest: torch.*unknown here: stem.weight, stem.bias"),
+        (spoilt, "VisionTransformer with its.*closest: timm.*unknown here: blocks.0.extra.weight"),
+        (halved, "VisionTransformer with its.*closest: timm.*missing: blocks.1.attn.proj.weight"),
+    ],
+    ids=["no-vit", "own-names", "a-layer-too-many", "a-layer-too-few"],
+)
+def test_a_network_that_no_layout_explains_is_told_with_what_to_do(make: Callable[[], nn.Module], found: str) -> None:
+    model = make()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with pytest.raises(NotRecognised, match=f"(?s){found}") as raised:
+        apply(model, "timm", partly=True)
+    said = str(raised.value)
+    assert "expected: a network whose state dict one layout explains" in said
+    for way in ("apply(model.backbone, scheme)", "vitconv.dialects", "docs/dialects.md", "vitconv.inits.coverage"):
+        assert way in said
+    assert "--" not in said, "options of the command line are no help in Python"
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_a_resnet_is_no_vit() -> None:
+    timm = pytest.importorskip("timm")
+    with pytest.raises(Refused, match=r"(?s)ResNet: this network cannot be carried.*expected: a network whose"):
+        apply(timm.create_model("resnet18"), "timm")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: apply("vit_base", "timm"), "found str; expected a torch.nn.Module"),  # type: ignore[arg-type]
+        (lambda: apply(nn.ReLU(), "timm"), "ReLU holds no tensors"),
+        (lambda: apply(stranger(), "timm", facts={"norm_placment": "pre"}), "Did you mean 'norm_placement'"),
+        (lambda: apply(stranger(), "tim"), "Did you mean 'timm'"),
+        (lambda: apply(stranger(), "timm", dialect="tim"), "Did you mean 'timm'"),
+    ],
+    ids=["a-name", "nothing", "fact", "scheme", "dialect"],
+)
+def test_what_is_no_network_scheme_or_fact_is_wrong_usage(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        call()
 
 
 def test_placement_is_read_off_the_live_modules() -> None:

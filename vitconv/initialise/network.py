@@ -142,7 +142,8 @@ def _by_timm(name: str, job: Job) -> tuple[Architecture, str] | None:
     except TypeError as e:
         raise UsageError(f"timm's {name} does not take {', '.join(f'--set {key}' for key in job.size)}: {e}") from None
     except NotRecognised as e:
-        raise Refused(f"{name} is not known by role: {e}") from None
+        said = str(e).partition("\n  expected:")[0]
+        raise Refused(f"{name} is not known by role: {said}") from None
     if live.rest:
         raise Refused(f"no role is known for {', '.join(live.rest)} of {name}")
     return live.arch, live.dialect

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitconv.errors import NotRecognised, Refused
+from vitconv.errors import Ambiguous, NotRecognised, Refused, UsageError
 from vitconv.inits.base.architecture import Architecture
 from vitconv.inits.base.draw import sample, seed_of
 from vitconv.inits.base.scheme import Scheme
 from vitconv.layout.detect import detect
+from vitconv.layout.match import collapse
 from vitconv.layout.network import Cell, Network, decode
 from vitconv.layout.semantics import Semantics
-from vitconv.registry import DIALECTS, HOSTS, INITS, load, load_all
+from vitconv.registry import DIALECTS, HOSTS, INITS, load, load_all, unknown
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def apply(
     dtype.
 
     Args:
-        model: any network whose state dict a dialect explains, alone or under one attribute of a wrapper.
+        model: any network whose state dict a dialect explains, alone or under attributes of a wrapper.
         scheme: a scheme or its name.
         seed: the seed of the network.
         facts: facts that win over those read off the live modules, such as {"norm_placement": "deepnorm"}.
@@ -127,7 +130,8 @@ def apply(
     live = recognised(model, facts, dialect)
     if live.rest and not partly:
         raise Refused(
-            f"no role is known for {', '.join(live.rest)}; with partly=True they are left alone and listed as such"
+            f"no role is known for {', '.join(collapse(live.rest))}, beside the {live.dialect} network under "
+            f"{live.prefix.removesuffix('.')}; with partly=True they are left alone and listed as such"
         )
     notes = chosen.check(live.arch)
     declared = chosen.declared(live.arch)
@@ -151,8 +155,15 @@ def recognised(model: nn.Module, facts: Mapping[str, Any] | None = None, dialect
 
     Raises:
         NotRecognised / Ambiguous: no dialect explains the state dict, or several do.
-        Refused: a tensor has one place in memory for several elements, so it cannot be written by role.
+        Refused: a tensor has one place in memory for several elements, so it cannot be written by role; or the network
+            is of a kind that is known and has no roles here.
+        UsageError: it is no module, holds nothing, or a fact is none.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"found {type(model).__name__}; expected a torch.nn.Module, such as timm.create_model gives")
+    for name in facts or {}:
+        if name not in (known_facts := [f.name for f in dataclasses.fields(Semantics)]):
+            raise unknown("fact", name, known_facts)
     told = Semantics(**(facts or {}))
     known, speaks = _read(model, told)
     names = [dialect] if dialect else list(speaks)
@@ -161,19 +172,51 @@ def recognised(model: nn.Module, facts: Mapping[str, Any] | None = None, dialect
     strided = [k for k, t in state.items() if any(n > 1 and not s for n, s in zip(t.shape, t.stride(), strict=True))]
     if strided:
         raise Refused(f"these tensors are expanded and cannot be written by role: {', '.join(strided)}; .clone() them")
+    if not state:
+        raise UsageError(f"{type(model).__name__} holds no tensors; expected a network with parameters")
     first: NotRecognised | None = None
-    for prefix in ("", *dict.fromkeys(f"{key.partition('.')[0]}." for key in state if "." in key)):
+    for prefix in _prefixes(state):
         inside = {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
         try:
             match = detect({k: tuple(t.shape) for k, t in inside.items()}, dialects, facts=known.known())
         except NotRecognised as e:
             first = first or e
             continue
+        except Ambiguous as e:
+            raise Ambiguous(str(e).replace("--from ", "dialect=")) from None
+        except Refused as e:
+            said = str(e).replace("this file", "this network")
+            raise Refused(f"{type(model).__name__}: {said}\n  expected: {_EXPECTED}") from None
         network = decode(match, {k: str(t.dtype).removeprefix("torch.") for k, t in inside.items()}, known)
         rest = tuple(key for key in state if not key.startswith(prefix))
         return Live(state, network, prefix, rest, match.dialect.name)
     assert first is not None
-    raise first
+    raise NotRecognised(_unexplained(model, len(state), first)) from None
+
+
+def _prefixes(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return what may stand ahead of a whole network's keys: nothing, an attribute, or more that hold most tensors."""
+    counts = Counter(".".join(key.split(".")[:n]) + "." for key in state for n in range(1, key.count(".") + 1))
+    likely = [p for p, count in counts.items() if p.count(".") == 1 or 2 * count >= len(state)]
+    return ("", *sorted(likely, key=lambda p: p.count(".")))
+
+
+_EXPECTED = (
+    "a network whose state dict one layout explains whole, alone or under attributes of a wrapper (`vitconv list "
+    "dialects`)"
+)
+_TO_DO = (
+    "give the part that is the ViT, as in apply(model.backbone, scheme); bring the names into a known layout's; or "
+    "describe the layout in a file of your own, found by the entry point vitconv.dialects (docs/dialects.md). What an "
+    "init function of your own misses: vitconv.inits.coverage(model, fn)"
+)
+
+
+def _unexplained(model: nn.Module, count: int, why: NotRecognised) -> str:
+    """Say what was found, what was expected, and what to do; options of the command line are no help here."""
+    found = f"{type(model).__name__} with its {count} tensors is no network whose roles are known, so nothing was done"
+    lines = [line.strip() for line in str(why).splitlines() if "--drop" not in line]
+    return "\n  ".join((found, *lines, f"expected: {_EXPECTED}", f"what to do: {_TO_DO}"))
 
 
 def _read(model: nn.Module, told: Semantics) -> tuple[Semantics, tuple[str, ...]]:
