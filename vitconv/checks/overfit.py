@@ -26,9 +26,8 @@ def run(context: Context, limits: Limits) -> Iterator[Finding]:
     found = train(built, data, plan, context.bridge)
     losses += found.losses
     start, end = losses[0], min(losses)
-    share = labels.bincount().double() / len(labels)
-    # What the head's bias alone can reach: the entropy of the labels in the batch.
-    guess = float(-(share[share > 0] * share[share > 0].log()).sum())
+    # What the head's bias alone can reach.
+    guess = data.guess
     level = "ok" if end < limits["learnt"] * start else "error" if end > limits["stuck"] * guess else "warn"
     yield Finding(
         "ok" if level == "ok" else "error" if level == "error" else "warn",
@@ -44,9 +43,8 @@ CHECK = Check(
     id="overfit",
     title="Can the network learn one batch by heart?",
     measures="loss on one batch of up to 16 examples under AdamW, without decay, dropout and augmentation",
-    threshold="learnt: below a tenth of the start; error when it stays above 0.9 ln C, which is how a post-norm "
-    "stack of 24 "
-    "blocks looks",
+    threshold="learnt: below a tenth of the start; error when it stays above 0.9 of the entropy of its labels, "
+    "which is how a post-norm stack of 24 blocks looks",
     advice="run gradient-profile and signals, and see that images and labels reach the loss",
     cost="steps",
     run=run,

@@ -84,7 +84,7 @@ def _grid(context: Context, limits: Limits) -> Iterator[Finding]:
 def _course(found: Run) -> str:
     kind = "loss of plain images" if found.plain else "loss"
     return (
-        f"{kind} {found.judged[0]:.3f} to {found.last:.3f}, lowest {found.best:.3f}, ln C {found.guess:.3f}, in "
+        f"{kind} {found.judged[0]:.3f} to {found.last:.3f}, lowest {found.best:.3f}, guessing {found.guess:.3f}, in "
         f"{len(found.losses)} steps"
     )
 
@@ -112,8 +112,9 @@ CHECK = Check(
     "is small, else of one with its depth, norm placement, eps, keys and values, and init at width 48, on the data or "
     "on digits. With --vary, of every combination of the values given: norm, init, eps, release, precision, depth, lr, "
     "warmup, kv_normalised. Mixup and cutmix are timm's; then the loss of images that are not mixed is judged",
-    threshold="trains: below 0.93 ln C at the end; needs warm-up: trains with and not without; stuck: never below "
-    "0.9 ln C; collapses: was below and is back; diverges: not finite, or twice ln C. Info when only the run without "
+    threshold="of the loss of guessing, the entropy of the labels (ln C where classes are as frequent): trains: below "
+    "0.93 at the end; needs warm-up: trains with and not without; stuck: never below 0.9; collapses: was below and is "
+    "back; diverges: not finite, or twice. Info when only the run without "
     "warm-up fails; of several variants, error when none trains",
     advice="read the checks before it: gradient-profile for stuck, facts, stream-growth and attention for collapses, "
     "first-step for diverges",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -27,14 +28,17 @@ FITTED = 1 << 28
 PICTURES, SIDE = 2048, 64
 # More than any set of labelled pictures has.
 CLASSES = 1 << 20
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+# torchvision's ImageFolder reads these.
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# The largest of 16 bits over that of 8.
+_WIDE = 257.0
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
     """Examples: images [n c height width] or tokens [n t d], float32, labels [n], int64, and where they come from.
 
-    `whole`: what these were resized from, all of them.
+    `whole`: what these were resized from, all of them; `notes`: what was noticed in reading them.
     """
 
     images: Tensor
@@ -42,6 +46,7 @@ class Data:
     origin: str
     real: bool = False
     whole: Data | None = None
+    notes: tuple[str, ...] = ()
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the first `size` examples."""
@@ -51,6 +56,12 @@ class Data:
     def classes(self) -> int:
         """Return the number of classes: one more than the largest label."""
         return int(self.labels.max()) + 1
+
+    @property
+    def guess(self) -> float:
+        """Return the loss of guessing: the entropy of the labels, ln C where every class is as frequent."""
+        share = self.labels.bincount().double() / len(self.labels)
+        return float(torch.special.entr(share).sum())
 
     def fitted(self, inputs: Inputs) -> Data:
         """Return the examples resized, and their channels repeated, for what a network takes: as many as fit 256 MB."""
@@ -68,7 +79,7 @@ class Data:
             x = functional.interpolate(x, size=tuple(size), mode="bilinear", antialias=True)
         if x.shape[1] != channels:
             x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
-        return Data(x, labels, self.origin, self.real, self.whole or self)
+        return Data(x, labels, self.origin, self.real, self.whole or self, self.notes)
 
 
 def made_up(inputs: Inputs, count: int, classes: int, seed: int = 0) -> Data:
@@ -102,10 +113,10 @@ def digits() -> tuple[Data, Data]:
 
 
 def read_data(path: str | Path, inputs: Inputs | None = None) -> Data:
-    """Read a `.npz` with `images` and `labels`, or a folder with one folder of pictures per class.
+    """Read a `.npz` with `images` and `labels`, or a folder with one folder of pictures per class, at any depth in it.
 
-    Images of 0..255 are scaled to -1..1; channels may come first or last. The order is drawn by a fixed seed: files are
-    often sorted by class.
+    Images of 0..255 are scaled to -1..1, pictures of 16 bits from 0..65535; channels may come first or last. The order
+    is drawn by a fixed seed: files are often sorted by class.
 
     Raises:
         UsageError: there is nothing, the parts do not fit together or are of another kind, or all are of one class.
@@ -168,27 +179,71 @@ def _folder(path: Path, inputs: Inputs | None) -> Data:
     except ImportError:
         raise UsageError(f"{path}: reading pictures needs pillow") from None
     # A folder without pictures is no class: editors and archives leave some behind.
-    classes = sorted(p for p in path.iterdir() if p.is_dir() and _pictures(p))
+    found = {p: _pictures(p) for p in sorted(path.iterdir()) if p.is_dir() and not p.name.startswith(".")}
+    found = {p: files for p, files in found.items() if files}
+    _one_level(path, found)
     shape = inputs.shape if inputs is not None and inputs.kind == "images" else (3, SIDE, SIDE)
     mode = "L" if shape[0] == 1 else "RGB"
-    files = [(file, label) for label, folder in enumerate(classes) for file in _pictures(folder)]
-    if not files:
-        raise UsageError(f"{path}: no pictures; expected one folder per class with {', '.join(_PICTURES)} in it")
+    files = [(file, label) for label, inside in enumerate(found.values()) for file in inside]
     _several(path, [label for _, label in files])
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()[:PICTURES]
     images, labels = [], []
     for file, label in (files[i] for i in order):
         try:
             with Image.open(file) as picture:
-                pixels = np.asarray(picture.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
+                plain = _eight_bits(picture, file)
+                pixels = np.asarray(plain.convert(mode).resize((shape[2], shape[1])), dtype=np.float32)
         # Pillow ends with SyntaxError at some broken files.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
             raise BadFile(f"{file}: a picture that cannot be read: {e}; replace it, or take it away") from None
         images.append(torch.from_numpy(pixels / 127.5 - 1).reshape(shape[1], shape[2], -1).permute(2, 0, 1))
         labels.append(label)
     origin = str(path) if len(order) == len(files) else f"{path}, {len(order)} of {len(files)} pictures"
-    return Data(torch.stack(images).contiguous(), torch.tensor(labels), origin, True)
+    counts = np.bincount(labels, minlength=len(found))
+    few = [folder.name for folder, count in zip(found, counts, strict=True) if count < 2]
+    notes = (f"classes with fewer than two pictures among those read: {', '.join(few)}",) if few else ()
+    return Data(torch.stack(images).contiguous(), torch.tensor(labels), origin, True, notes=notes)
+
+
+def _one_level(path: Path, found: dict[Path, list[Path]]) -> None:
+    """Refuse a folder whose pictures are elsewhere than in class folders.
+
+    Raises:
+        UsageError: there are none, they lie in no class folder, or all lie deeper, as under train and val.
+    """
+    if found and all(file.parent != folder for folder, inside in found.items() for file in inside):
+        raise UsageError(
+            f"{path}: the pictures lie two levels down, in {min(found.values())[0].parent}; give one of "
+            f"{', '.join(str(p) for p in list(found)[:4])}, with its class folders in it"
+        )
+    if not found:
+        loose = [f.name for f in path.iterdir() if f.suffix.lower() in _PICTURES]
+        there = f"found {len(loose)} pictures that are in no class folder" if loose else "no pictures"
+        raise UsageError(f"{path}: {there}; expected one folder per class with {', '.join(_PICTURES)} in it")
+
+
+def _eight_bits(picture: Any, file: Path) -> Any:
+    """Return a picture of 8 bits a channel: Pillow cuts off what is above 255, and makes 16 bits white.
+
+    Raises:
+        BadFile: its numbers have no range that is known.
+    """
+    from PIL import Image
+
+    if picture.mode == "F":
+        raise BadFile(f"{file}: a picture of floats, whose range nothing says; save it with 8 or 16 bits")
+    if not picture.mode.startswith("I"):
+        return picture
+    wide = np.asarray(picture, dtype=np.float64)
+    if wide.min() < 0 or wide.max() > 65535:
+        raise BadFile(f"{file}: values from {wide.min():g} to {wide.max():g}; expected 16 bits, 0 to 65535")
+    return Image.fromarray((wide / _WIDE).round().astype(np.uint8))
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.suffix.lower() in _PICTURES)
+    """Return the pictures below a folder, but for hidden files, which archives of macOS leave beside each."""
+    found = []
+    for where, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(where, n) for n in names if n.lower().endswith(_PICTURES) and not n.startswith(".")]
+    return sorted(found)

@@ -253,7 +253,7 @@ def _context(
         spec=spec,
         plan=wanted.plan,
         lacking=lacking,
-        notes=notes,
+        notes=(*notes, *data.notes),
     )
 
 
