@@ -137,6 +137,24 @@ def test_an_optimizer_that_is_there_is_not_replaced(tmp_path: Path, capsys) -> N
     assert not (tmp_path / "o.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("out", "more"),
+    [("o.safetensors", ()), ("out", ()), ("out", ("--shard-size", "20kB"))],
+    ids=["file", "folder", "shards"],
+)
+def test_a_conversion_that_is_run_again_replaces_its_own(out: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    first = Run(tmp_path, adamw)
+    args = ("--to", "timm", "--optimizer", *more)
+    assert call(first.path, tmp_path / out, *args) == 0
+    assert call(first.path, tmp_path / out, *args) == 0
+    # Weights of another origin are no reason to replace an optimizer.
+    from safetensors.torch import save_file
+
+    for file in (tmp_path / out).glob("*.safetensors") if out == "out" else [tmp_path / out]:
+        save_file(first.module.state_dict(), file, metadata={"format": "pt"})
+    assert call(first.path, tmp_path / out, *args) == 3
+
+
 def test_averaged_weights_of_lightning_have_no_moments(tmp_path: Path, capsys) -> None:
     """WeightAveraging: state_dict is the average, current_model_state what was stepped."""
     first = Run(tmp_path, adamw)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitconv.conversion.home import SOURCE
 from vitconv.conversion.moments import Moments, check_written, moments, open_optimizer, read_names
 from vitconv.conversion.place import where
-from vitconv.errors import Refused
+from vitconv.errors import Refused, VitconvError
 from vitconv.io.atomic import replacing
 from vitconv.io.header import Out
+from vitconv.io.source import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from vitconv.conversion.convert import Done, Progress
@@ -45,16 +48,29 @@ def optimizer_of(prepared: Prepared) -> Iterator[Moments | None]:
             checkpoint.close()
 
 
-def place_for(file: Path, folder: Path | None) -> Path:
+def place_for(file: Path, folder: Path | None, source: Checkpoint) -> Path:
     """Return where the optimizer goes beside the weights: `optimizer.pt` in a folder, else `NAME.optimizer.pt`.
 
+    One that is there is replaced together with weights beside it that were made of the same source: a conversion that
+    is run again, with a fact more.
+
     Raises:
-        Refused: there is one already.
+        Refused: there is one already, beside no weights or others.
     """
     path = folder / NAME if folder is not None else file.with_name(f"{file.stem}.{NAME}")
-    if path.exists():
+    if path.exists() and not _made_of(source, file):
         raise Refused(f"{path} is there already, the state of another optimizer; choose another name or remove it")
     return path
+
+
+def _made_of(source: Checkpoint, file: Path) -> bool:
+    """Say whether the weights at the output's place came from the source in an earlier conversion."""
+    try:
+        there = open_checkpoint(file if file.exists() else file.parent)
+        with contextlib.closing(there):
+            return bool(json.loads(there.metadata[SOURCE])["header"] == source.digest)
+    except (VitconvError, KeyError, TypeError, ValueError):
+        return False
 
 
 def write_optimizer(path: Path, made: Moments, *, durable: bool = True) -> Path:
@@ -122,7 +138,7 @@ def write_with_optimizer(prepared: Prepared, dst: Path, *, progress: Progress | 
     from vitconv.conversion.convert import write
 
     file, folder = where(dst, sharded=prepared.order.shard_bytes is not None)
-    path = place_for(file, folder)
+    path = place_for(file, folder, prepared.source.checkpoint)
     with optimizer_of(prepared) as made:
         assert made is not None
         done = write(prepared, dst, progress=progress)
