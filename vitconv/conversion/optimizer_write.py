@@ -65,8 +65,9 @@ def place_for(file: Path, folder: Path | None, source: Checkpoint) -> Path:
 
 def _made_of(source: Checkpoint, file: Path) -> bool:
     """Say whether the weights at the output's place came from the source in an earlier conversion."""
+    # A folder of shards is never written into again.
     try:
-        there = open_checkpoint(file if file.exists() else file.parent)
+        there = open_checkpoint(file)
         with contextlib.closing(there):
             return bool(json.loads(there.metadata[SOURCE])["header"] == source.digest)
     except (VitconvError, KeyError, TypeError, ValueError):
