@@ -386,3 +386,12 @@ def test_the_factory_is_built_from_a_folder_that_convert_wrote(tmp_path: Path) -
     options = {"image": GRID * PATCH, "patch": PATCH, "classes": CLASSES, "release": "0.0.28.post3"}
     built = load(HOSTS, "xformers-style").build(Spec(str(tmp_path), options))
     assert built.facts.heads == STACK["multi_head_config"]["num_heads"]
+
+
+@pytest.mark.parametrize("option", ["pretrained", "weights"])
+@pytest.mark.parametrize(("host", "model"), [("timm", "vit_tiny_patch16_224"), ("torchvision", "vit_b_16")])
+def test_weights_are_never_downloaded_nor_is_the_wish_ignored(host: str, model: str, option: str) -> None:
+    pytest.importorskip(host)
+    with pytest.raises(UsageError, match=rf"never downloaded.*{host}:{model}@"):
+        load(HOSTS, host).build(Spec(model, {option: "DEFAULT"}))
+    assert load(HOSTS, host).build(Spec(model, {option: "false"})).model == model

@@ -91,6 +91,21 @@ def _own(spec: Spec) -> Spec:
     return dataclasses.replace(spec, options={k: v for k, v in spec.options.items() if k != "kernels"})
 
 
+# Arguments by which libraries load weights from their hub, or weights that a checkpoint is to bring.
+_DOWNLOADS = ("pretrained", "weights", "weights_backbone", "checkpoint_path")
+
+
+def _without_download(host: str, spec: Spec) -> Spec:
+    """Return the spec without the arguments that would load weights, if they say that none are to be."""
+    asked = [n for n in _DOWNLOADS if str(spec.options.get(n) or "none").lower() not in ("none", "false")]
+    if asked:
+        raise UsageError(
+            f"{host}:{spec.model} with {asked[0]}={spec.options[asked[0]]}: weights are never downloaded, and a host builds"
+            f" the network alone; name a file of them, as in {host}:{spec.model}@weights.safetensors"
+        )
+    return dataclasses.replace(spec, options={k: v for k, v in spec.options.items() if k not in _DOWNLOADS})
+
+
 @dataclass(frozen=True)
 class Host:
     """One host.
@@ -123,6 +138,8 @@ class Host:
             from vitconv.hosts.base.kernels import check_kernels
 
             check_kernels(spec.options)
+            if self.library is not None:
+                spec = _without_download(self.name, spec)
             try:
                 return make(_own(spec))
             except VitconvError:
