@@ -100,8 +100,8 @@ def _without_download(host: str, spec: Spec) -> Spec:
     asked = [n for n in _DOWNLOADS if str(spec.options.get(n) or "none").lower() not in ("none", "false")]
     if asked:
         raise UsageError(
-            f"{host}:{spec.model} with {asked[0]}={spec.options[asked[0]]}: weights are never downloaded, and a host builds"
-            f" the network alone; name a file of them, as in {host}:{spec.model}@weights.safetensors"
+            f"{host}:{spec.model} with {asked[0]}={spec.options[asked[0]]}: weights are never downloaded, and a host"
+            f" builds the network alone; name a file of them, as in {host}:{spec.model}@weights.safetensors"
         )
     return dataclasses.replace(spec, options={k: v for k, v in spec.options.items() if k not in _DOWNLOADS})
 
