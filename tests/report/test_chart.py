@@ -116,3 +116,20 @@ def test_a_name_is_escaped() -> None:
     root = ElementTree.fromstring(as_svg(hostile))
     assert root.get("aria-label") == "<b>"
     assert next(root.iter("circle")).findtext("title") == "<i>&, 0: 1"
+
+
+@pytest.mark.parametrize(
+    ("second", "over"),
+    [
+        ((1.0, 2.0, 4.0), True),
+        ((1.0, 2.001, 4.0), True),
+        ((1.0, 2.5, 4.0), False),
+        ((1.0, 2.0), False),
+        ((1.0, math.nan, 4.0), False),
+    ],
+    ids=["the-same", "next-to-it", "elsewhere", "shorter", "lost"],
+)
+def test_a_line_that_lies_on_another_is_dashed(second: tuple[float, ...], over: bool) -> None:
+    svg = as_svg(chart((1.0, 2.0, 4.0), second, log=False))
+    assert ('class="line c1 over"' in svg) is over
+    assert "c0 over" not in svg

@@ -118,3 +118,27 @@ def test_every_status_has_its_own_colour(full: Report) -> None:
         assert re.findall(rf"tr\.{status} td\.status {{ ([^}}]*) }}", style.group(1)) == [f"color: var(--{status});"]
     # Nothing that comes after may give all of them one colour.
     assert [rule for rule in re.findall(r"(?m)^td\.status {([^}]*)}", style.group(1)) if "color" in rule] == []
+
+
+def detailed(*details: str, sortable: bool = False) -> Report:
+    rows = tuple(Row((f"name {k}", f"text {k}"), "warn", detail) for k, detail in enumerate(details))
+    columns = (Column("name", "name", "code"), Column("finding", "finding"))
+    return Report("vitconv.check", "t", sections=(Section("s", "s", columns, rows, sortable=sortable),))
+
+
+def test_what_few_rows_have_to_add_stands_below_them_and_takes_no_column() -> None:
+    page = Page(as_html(detailed("", "what to do", "")))
+    heads = [attributes for tag, attributes in page.tags if tag == "th"]
+    assert len(heads) == 3, "name, finding, status"
+    assert "detail" not in page.texts
+    lines = [attributes.get("class") for tag, attributes in page.tags if tag == "tr" and attributes.get("class")]
+    assert lines == ["warn", "warn", "warn more", "warn"]
+    assert [a["colspan"] for tag, a in page.tags if tag == "td" and "colspan" in a] == ["2"]
+    assert page.texts.index("text 1") < page.texts.index("what to do") < page.texts.index("text 2")
+
+
+def test_a_table_that_is_sorted_keeps_a_row_a_row() -> None:
+    page = Page(as_html(detailed("", "what to do", sortable=True)))
+    assert "detail" in page.texts
+    assert len([1 for tag, _ in page.tags if tag == "th"]) == 4
+    assert not [1 for _, attributes in page.tags if "colspan" in attributes]

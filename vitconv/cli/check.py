@@ -146,6 +146,7 @@ _STATUS = {"ok": "ok", "info": "info", "warn": "warn", "error": "fail"}
 
 def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int) -> Report:
     """Return the report of the checks."""
+    from vitconv.layout.match import collapse
     from vitconv.report import Column, Fact, Report, Row, Section, Verdict
 
     columns = (Column("check", "check", "code"), Column("level", "level"), Column("finding", "finding"))
@@ -163,7 +164,7 @@ def report(context: Context, outcomes: tuple[Outcome, ...], word: str, code: int
             rows.append(Row((called, "undecided" if o.undecided else "skipped", reason), status))
         for f in o.findings:
             advice = (f.advice or o.check.advice) if f.level in ("warn", "error") else ""
-            where = f"in {', '.join(f.where)}" if f.where and f.level in ("warn", "error") else ""
+            where = f"in {', '.join(collapse(f.where))}" if f.where and f.level in ("warn", "error") else ""
             detail = "; ".join(part for part in (where, advice and f"what to do: {advice}") if part)
             rows.append(Row((o.check.id, f.level, f.text), _STATUS[f.level], detail))  # type: ignore[arg-type]
     # What is wrong comes first, and what only warns after it; the others stay cheap to dear.
@@ -204,9 +205,11 @@ def charts_of(outcomes: tuple[Outcome, ...]) -> tuple[Section, ...]:
         for f in o.findings:
             series = tuple(Series(name, points) for name, points in f.curves.items() if points)
             if series:
-                charts.append(
-                    Chart(", ".join(s.name for s in series), *f.axes, series, log=not f.linear and _wide(series))
+                # The names of many stand below the chart already.
+                title = (
+                    ", ".join(s.name for s in series) if len(series) < 3 else f"{f.axes[1] or 'value'} by {f.axes[0]}"
                 )
+                charts.append(Chart(title, *f.axes, series, log=not f.linear and _wide(series)))
         if charts:
             bad = tuple(Row((f.text,), _STATUS[f.level]) for f in o.findings if f.level in ("warn", "error"))  # type: ignore[arg-type]
             notes = (o.check.threshold,)

@@ -17,6 +17,8 @@ from vitconv.report.values import written
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 60
 COLOURS = 6
+# As wide as a line, in units of the drawing.
+_WIDE = 2.0
 
 
 def as_svg(chart: Chart) -> str:
@@ -28,7 +30,9 @@ def as_svg(chart: Chart) -> str:
     across, up = _axes(chart)
     parts = [_frame(chart, across, up)]
     parts += [_band(band, k, across, up) for k, band in enumerate(chart.bands)]
-    parts += [_line(series, k, chart, across, up) for k, series in enumerate(chart.series)]
+    for k, series in enumerate(chart.series):
+        over = any(_same(series, other, up) for other in chart.series[:k])
+        parts.append(_line(series, k, chart, across, up, over=over))
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {_height(across)}" role="img" aria-label="{_text(chart.title)}">'
         + "".join(parts)
@@ -102,8 +106,20 @@ def _band(band: Band, index: int, across: Axis, up: Axis) -> str:
     )
 
 
-def _line(series: Series, index: int, chart: Chart, across: Axis, up: Axis) -> str:
-    colour = f"c{index % COLOURS}"
+def _same(one: Series, other: Series, up: Axis) -> bool:
+    """Say whether a line would hide another: as many points, none further apart than a line is wide."""
+    if len(one.points) != len(other.points):
+        return False
+    pairs = zip(one.points, other.points, strict=True)
+    return all(
+        a[0] == b[0] and math.isfinite(a[1]) and math.isfinite(b[1]) and abs(_y(up, a[1]) - _y(up, b[1])) < _WIDE
+        for a, b in pairs
+    )
+
+
+def _line(series: Series, index: int, chart: Chart, across: Axis, up: Axis, *, over: bool = False) -> str:
+    # Drawn in dashes where it lies on another, which shows between them.
+    colour = f"c{index % COLOURS}{' over' if over else ''}"
     runs: list[list[str]] = [[]]
     marks = []
     for x, y in series.points:

@@ -49,7 +49,7 @@ class Recipe:
     """A recipe: the network and how it is to be checked.
 
     `model` is a target of `context_of`; `only` and `skip` name checks; `thresholds` change limits; `notes` say what was
-    assumed.
+    assumed; `name` is what a network that is configured in the file itself is called.
     """
 
     model: str
@@ -61,6 +61,7 @@ class Recipe:
     beside: str = ""
     vary: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    name: str = ""
 
     def context(self) -> Context:
         """Build what the recipe describes."""
@@ -72,7 +73,9 @@ class Recipe:
         other = None
         if self.beside:
             other = context_of(self.beside, Wanted(data=wanted.data, plan=wanted.plan, seed=wanted.seed))
-        return dataclasses.replace(context, other=other, vary=self.vary, notes=(*self.notes, *context.notes))
+        name = self.name or context.name
+        notes = (*self.notes, *context.notes)
+        return dataclasses.replace(context, name=name, other=other, vary=self.vary, notes=notes)
 
 
 def is_recipe(target: str) -> bool:
@@ -128,6 +131,7 @@ def _recipe(path: Path, raw: dict[str, Any], wanted: Wanted) -> Recipe:
         told.text(raw, "beside"),
         parse(f"{k}={told.value(f'vary: {k}', v, ',')}" for k, v in told.mapping(raw, "vary").items()),
         notes,
+        path.name if "xformers" in raw else "",
     )
 
 
