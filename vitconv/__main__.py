@@ -1,11 +1,17 @@
 """Run the command line: `python -m vitconv`, and the script `vitconv`."""
 
 import gc
+import os
 
 # Nothing that is made while modules are loaded is garbage; looking for it would be a twentieth of a start.
 gc.disable()
 
-from vitconv.cli.main import main as _main  # noqa: E402
+try:
+    from vitconv.cli.main import main as _main
+except KeyboardInterrupt:
+    # A tenth of a second of imports, before anybody else is there to say so.
+    os.write(2, b"interrupted\n")
+    os._exit(130)
 
 
 def main() -> None:

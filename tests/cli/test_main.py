@@ -208,6 +208,33 @@ def test_an_error_is_json_too_where_json_was_asked_for(monkeypatch, capsys, erro
     assert captured.err.startswith("error: ")
 
 
+def test_a_fault_of_the_program_is_json_too(monkeypatch, capsys) -> None:
+    @click.command("probe")
+    @click.option("--json", "as_json", is_flag=True)
+    def command(as_json: bool) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(main, "verbs", lambda: ["list", "probe"])
+    monkeypatch.setattr(main.VerbGroup, "get_command", lambda self, ctx, name: command)
+    assert main.run(["probe", "--json"]) == main.CRASHED
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"]["word"] == "unexpected error"
+    assert answer["exit_code"] == main.CRASHED
+
+
+def test_an_interrupt_while_modules_are_loaded_is_no_traceback() -> None:
+    code = (
+        "import importlib.abc, runpy, sys\n"
+        "class Stop(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'vitconv.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "runpy.run_module('vitconv', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_wrong_usage_is_json_too(capsys) -> None:
     assert main.run(["list", "nope", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["verdict"]["word"] == "wrong usage"

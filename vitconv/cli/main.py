@@ -152,17 +152,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
             _silence_stdout()
             _say(f"the result cannot be written: {error.strerror}")
             return 2
-        return _crashed(error)
+        return _crashed(given, error)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
-            return _crashed(error)
+            return _crashed(given, error)
         extra = EXTRAS[library]
         message = f"this needs {library}, which is not installed here: pip install 'vitconv[{extra}]' brings it"
         _say(message)
         return _answered(given, message, NOT_RUN)
     except Exception as error:
-        return _crashed(error)
+        return _crashed(given, error)
     return code
 
 
@@ -198,7 +198,7 @@ def _answered(given: Sequence[str], message: str, code: int) -> int:
         from vitconv.cli._output import emit
         from vitconv.report import Report, Verdict
 
-        word = {1: "not recognised", 2: "wrong usage"}.get(code, "refused")
+        word = {1: "not recognised", 2: "wrong usage", CRASHED: "unexpected error"}.get(code, "refused")
         with contextlib.suppress(OSError):
             emit(
                 Report(
@@ -214,18 +214,19 @@ def _answered(given: Sequence[str], message: str, code: int) -> int:
     return code
 
 
-def _crashed(error: Exception) -> int:
+def _crashed(given: Sequence[str], error: Exception) -> int:
     if os.environ.get(DEBUG) == "1":
         import traceback
 
         traceback.print_exception(error)
     lines = str(error).splitlines()
-    _say(
+    message = (
         f"unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}\n"
         f"This is a fault of vitconv {__version__}. Please report it, with what the same command prints "
         f"under {DEBUG}=1."
     )
-    return CRASHED
+    _say(message)
+    return _answered(given, message, CRASHED)
 
 
 def _open_streams() -> None:
