@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from vitconv.configs import timm as reading
-from vitconv.configs import timm_table, timm_write
+from vitconv.configs import timm_beit_write, timm_table, timm_write
 from vitconv.configs.read import facts_beside
 from vitconv.configs.request import Config, Inexpressible, Lacking
 from vitconv.dialects.timm import DIALECT
 from vitconv.errors import BadFile
 from vitconv.layout.semantics import Semantics
+from vitconv.registry import DIALECTS, load
 
 timm = pytest.importorskip("timm")
 
@@ -344,6 +345,15 @@ def test_an_oblong_table_has_no_suggestion_of_a_square(request_for: Any) -> None
     written = timm_write.write(dataclasses.replace(said, facts=Semantics()))
     assert isinstance(written, Lacking)
     assert written.hints["grid"] == "ROWSxCOLUMNS"
+
+
+@pytest.mark.parametrize(("image", "hint"), [((16, 16), "4x4"), ((8, 20), "ROWSxCOLUMNS")])
+def test_a_table_of_offsets_suggests_its_square(image: tuple[int, int], hint: str, request_for: Any) -> None:
+    sizes = {**SMALL, "img_size": image, "use_rel_pos_bias": True}
+    model = timm.create_model("beit_base_patch16_224", **sizes)
+    written = timm_beit_write.write(request_for(load(DIALECTS, "beit"), shapes_of(model), Semantics()))
+    assert isinstance(written, Lacking)
+    assert written.hints["grid"] == hint
 
 
 # In the last ones the quotient times the width falls one short.

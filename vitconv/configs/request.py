@@ -215,8 +215,11 @@ class Draft:
         q = sizes.get("q", p)
         size, grid = facts.image_size, facts.grid
         if size is None and grid is None:
-            side = isqrt(n or 0)
-            self.lacking["grid"] = f"{side}x{side}" if n and side * side == n else "ROWSxCOLUMNS"
+            # A table of relative positions has (2 rows - 1)(2 columns - 1) rows.
+            offsets = isqrt(sizes.get("l", 0))
+            side = isqrt(n) if n else (offsets + 1) // 2
+            square = side * side == n if n else offsets % 2 == 1 and offsets**2 == sizes["l"]
+            self.lacking["grid"] = f"{side}x{side}" if square else "ROWSxCOLUMNS"
             return p, q
         if size is None:
             assert grid is not None
