@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mmpretrain/mmpretrain-tiny": ("mmpretrain", {"pooling": "token"}),
     "mmpretrain/mmpretrain-clip": ("mmpretrain", {"pooling": "token"}),
     "mmpretrain/mmpretrain-avg": ("mmpretrain", {}),
+    "mmpretrain/mmpretrain-representation": ("mmpretrain", {"pooling": "token"}),
     "jeonsworld/jeonsworld-tiny": ("jeonsworld", {}),
     "pretrained-vit/pretrained-vit-tiny": ("pretrained-vit", {}),
     "pretrained-vit/pretrained-vit-representation": ("pretrained-vit", {}),

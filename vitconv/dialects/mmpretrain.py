@@ -1,8 +1,8 @@
 """mmpretrain's VisionTransformer, alone or under `backbone.` with its head.
 
-Source: open-mmlab/mmpretrain, mmpretrain/models/backbones/vision_transformer.py, 1.2.0. `ln1` is the final norm, `ln2`
-the norm after averaging the patches. mmsegmentation's keys (`attn.attn.in_proj_weight`) are put
-back into these as a file is read.
+Source: open-mmlab/mmpretrain, mmpretrain/models/backbones/vision_transformer.py, 1.2.0; the head is that of
+mmpretrain/models/heads/vision_transformer_head.py. `ln1` is the final norm, `ln2` the norm after averaging the patches.
+mmsegmentation's keys (`attn.attn.in_proj_weight`) are put back into these as a file is read.
 """
 
 from vitconv.dialects._parts import PLAIN, ZERO_QKV, together, why, zeroed
@@ -32,6 +32,15 @@ DIALECT = Dialect(
                     "backbone", together(zeroed("head.layers.head", "head", "o d"), "head"), bind={"p": "backbone."}
                 ),
                 Option("none", bind={"p": ""}),
+                # The head with `hidden_dim`; its linears have biases always.
+                Option(
+                    "backbone-pre_logits",
+                    (
+                        *linear("head.layers.pre_logits", "pool.dense", "d2 d"),
+                        *linear("head.layers.head", "head", "o d2"),
+                    ),
+                    bind={"p": "backbone."},
+                ),
             ),
         ),
         *rule("{p}cls_token: 1 1 d", "embed.cls: d"),
@@ -54,8 +63,9 @@ DIALECT = Dialect(
         Forbid(r"\.attn\.attn\.in_proj_weight$", "this is mmsegmentation's layout, not mmpretrain's"),
         Forbid(r"^neck\.|\.relative_position", "a neck, or relative positions, of another mmpretrain model"),
     ),
-    cannot=why("pool.dense", "dist", "map")
+    cannot=why("dist", "map")
     | {
+        r"^pool\.dense\.": "a pooler without a classifier",
         r"^embed\.(reg|pos_reg)$": "register tokens",
         r"^embed\.mask$": "a mask token",
         r"\.mlp\.gate\.": "a gated MLP (SwiGLU)",
