@@ -112,3 +112,14 @@ def test_what_is_left_over_is_explained_once_per_reason() -> None:
         "blocks.{0..1}.ls1, blocks.{0..1}.ls2: trial has no place for LayerScale",
         "embed.cls: trial has no place for class token",
     ]
+
+
+def test_what_a_fact_keeps_from_its_place_is_explained_by_the_fact() -> None:
+    gated = Option(
+        "gated", linear("blocks.{i}.gate", "blocks.{i}.mlp.gate", "m d", bias=False), implies={"activation": "silu"}
+    )
+    d = dialect(UP, Choice("mlp", (Option("plain"), gated)))
+    left = ("blocks.0.mlp.gate.weight",)
+    (line,) = explain_residue(d, left, {"activation": "gelu"})
+    assert line.endswith("MLP, gate (the activated half) and activation=gelu (beside it silu is computed)")
+    assert explain_residue(d, left, {"activation": "silu"})[0].endswith("the activated half)")

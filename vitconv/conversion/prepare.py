@@ -248,7 +248,7 @@ def _consented(p: Plan, order: Order, source: Recognised) -> tuple[Cell, ...]:
     lost, hints = [], ["keep them beside the output with --residue FILE, or consent to the loss with --drop PATTERN"]
     if kept:
         name = p.target.variant.dialect.name
-        lines = explain_residue(p.target.variant.dialect, tuple(c.name for c in kept))
+        lines = explain_residue(p.target.variant.dialect, tuple(c.name for c in kept), p.network.facts.known())
         lost.append(f"{name} has no place for {len(kept)} tensors, which would be lost:\n  " + "\n  ".join(lines))
         hints += [
             h

@@ -12,7 +12,7 @@ from vitconv.layout.plan import Plan, Target
 
 def residue_lines(p: Plan) -> list[str]:
     """Return what would be lost, one line per kind."""
-    return explain_residue(p.target.variant.dialect, tuple(c.name for c in p.residue))
+    return explain_residue(p.target.variant.dialect, tuple(c.name for c in p.residue), p.network.facts.known())
 
 
 def describe(p: Plan) -> list[dict[str, Any]]:

@@ -256,15 +256,36 @@ def _contradicted(dialect: Dialect, candidates: list[Variant], facts: Mapping[st
     return f"{dialect.name} cannot compute this function:\n  " + "\n  ".join(lines)
 
 
-def explain_residue(dialect: Dialect, residue: tuple[str, ...]) -> list[str]:
-    """Return one line per kind of left-over tensor, with the dialect's reason, or else what the tensor is."""
+def explain_residue(dialect: Dialect, residue: tuple[str, ...], facts: Mapping[str, Any] | None = None) -> list[str]:
+    """Return one line per kind of left-over tensor, with the dialect's reason, or else what the tensor is.
+
+    A tensor that other variants do have is explained by the fact of the network that they do not compute.
+    """
     by_reason: dict[str, list[str]] = {}
     for name in residue:
         t = template_of(name)
         reason = next((r for p, r in dialect.cannot.items() if re.search(p, t)), None)
-        reason = (SCHEMA[t].title if t in SCHEMA else "") if reason is None else reason
+        reason = (
+            (SCHEMA[t].title if t in SCHEMA else "") + _barred(dialect, t, facts or {}) if reason is None else reason
+        )
         by_reason.setdefault(reason, []).append(name)
     return [
         f"{', '.join(collapse(names))}" + (f": {dialect.name} has no place for {reason}" if reason else "")
         for reason, names in by_reason.items()
     ]
+
+
+def _barred(dialect: Dialect, template: str, facts: Mapping[str, Any]) -> str:
+    """Say which fact keeps the network from the variants that have a tensor; "" where none does."""
+    found = [contradictions(v, facts) for v in dialect.variants if any(template in item.parts for item in v.items)]
+    if not all(found):
+        return ""
+    said = [
+        f"{name}={facts[name]} (beside it {_or(can)} is computed)"
+        for name, (_, can) in min(found, key=len, default={}).items()
+    ]
+    return f" and {', '.join(said)}" if said else ""
+
+
+def _or(values: Any) -> str:
+    return " or ".join(sorted(map(str, _values(values))))
