@@ -118,7 +118,7 @@ def test_what_a_fact_keeps_from_its_place_is_explained_by_the_fact() -> None:
     gated = Option(
         "gated", linear("blocks.{i}.gate", "blocks.{i}.mlp.gate", "m d", bias=False), implies={"activation": "silu"}
     )
-    d = dialect(UP, Choice("mlp", (Option("plain"), gated)))
+    d = dialect(UP, (Choice("mlp", (Option("plain"), gated)),))
     left = ("blocks.0.mlp.gate.weight",)
     (line,) = explain_residue(d, left, {"activation": "gelu"})
     assert line.endswith("MLP, gate (the activated half) and activation=gelu (beside it silu is computed)")
