@@ -259,3 +259,30 @@ def test_a_wrong_table_would_be_seen(table, monkeypatch):
         F.linear(torch.empty(3, 4, device="cuda"), torch.empty(5, 4, device="cuda"))
     expected = [s for s in theirs.seen if s[0] in ("layer_norm", "linear")]
     assert [s for s in ours.seen if s[0] in ("layer_norm", "linear")] != expected
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
+@pytest.mark.parametrize("switched_off", [False, True], ids=["on", "off-for-this-part"])
+@pytest.mark.parametrize("low", LOWS)
+def test_a_checkpointed_part_is_computed_again_as_it_was(low: str, switched_off: bool, reentrant: bool):
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    seen: list[torch.dtype] = []
+    layer = torch.nn.Linear(4, 4)
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        seen.append(y.dtype)
+        # What is computed again stops where nothing more is needed: the product needs y.
+        return y * y
+
+    x = torch.randn(2, 4, requires_grad=True)
+    with cuda_policy_on_cpu(LOWS[low]) as on:
+        with on():
+            if switched_off:
+                torch.set_autocast_enabled("cuda", False)
+            y = checkpoint(part, x, use_reentrant=reentrant)
+        y.float().sum().backward()
+    expected = torch.float32 if switched_off else LOWS[low]
+    assert seen == [expected, expected]

@@ -91,9 +91,26 @@ def cuda_policy_on_cpu(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
                     continue
                 op = getattr(packet, overload or "default")
                 library.impl(name, _kernel(op, policy_of(name), dtype), "AutocastCPU")
-        yield lambda: _switched_on(dtype)
+        with _recomputed_as_cuda():
+            yield lambda: _switched_on(dtype)
     finally:
         library._destroy()  # noqa: SLF001
+
+
+@contextmanager
+def _recomputed_as_cuda() -> Iterator[None]:
+    """Let gradient checkpointing find CUDA autocast as it was when it computes again.
+
+    torch.utils.checkpoint keeps the state of the autocast of its tensors' device alone, and here that of CUDA decides.
+    """
+    from unittest.mock import patch
+
+    with (
+        patch("torch.utils.checkpoint._infer_device_type", lambda *_args: "cuda"),
+        patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+        patch("torch.cuda.is_bf16_supported", lambda *_args, **_kwargs: True),
+    ):
+        yield
 
 
 @contextmanager
