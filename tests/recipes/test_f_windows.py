@@ -141,7 +141,7 @@ def test_f08_windows_that_codebases_lay_out_differently_are_said(tmp_path: Path,
 
 
 def test_f08_dense_prediction_shifts_the_one_window_of_a_map_and_that_is_kept_and_said(tmp_path: Path) -> None:
-    """No tensor tells a backbone of mmseg from one of mmpretrain's classification: the last map of 4x4 is asked about."""
+    """No tensor tells mmseg's backbone from mmpretrain's of classification: the last map of 4x4 is asked about."""
     path = Path(__file__).parents[2] / "fixtures" / "golden" / "stages" / "mmseg-swin-whole.safetensors"
     state = {k.removeprefix("weight."): v for k, v in tensors(path).items() if k.startswith("weight.")}
     source, out, back = (tmp_path / f"{name}.safetensors" for name in ("s", "o", "b"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from vitconv.bench.clean import Clean, can_compile, compiled_pair, library_pairs, timm_pairs
@@ -60,6 +61,7 @@ class Piece:
     quick: bool = False
     pair_count: int = 0
     seed: int = 0
+    faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.network}, {self.weights}, {self.precision}: {self.what}"
@@ -70,6 +72,7 @@ class Piece:
             return [*library_pairs(self.seed, self.precision)]
         bench = bench_of(self.network, self.weights, self.digits)
         chosen = [m for m in mutations() if m.fits(bench.net) and (not self.quick or m.name in QUICK)]
+        chosen = [m for m in chosen if not self.faults or any(fnmatch(t, f) for t in m.truth for f in self.faults)]
         if self.what == "singles":
             return [cell(bench, [m], self.precision) for m in chosen]
         if self.what == "pairs":
@@ -91,6 +94,7 @@ def plan(
     half: Sequence[str] = ("amp-bf16",),
     pair_count: int = 24,
     seeds: int = 4,
+    faults: Sequence[str] = (),
 ) -> list[Piece]:
     """Return the pieces of the matrix; see `measure`."""
     found: list[Piece] = []
@@ -98,7 +102,7 @@ def plan(
     for name, weights in benches:
         if only and name not in only:
             continue
-        own = {"network": name, "weights": weights, "digits": digits, "quick": quick}
+        own = {"network": name, "weights": weights, "digits": digits, "quick": quick, "faults": tuple(faults)}
         plain = name in PLAIN
         for precision in ("fp64",) if quick else precisions:
             found.append(Piece("singles", precision=precision, **own))  # type: ignore[arg-type]
@@ -108,9 +112,10 @@ def plan(
                 found.append(Piece("compiled", precision=precision, **own))  # type: ignore[arg-type]
         if weights != "init" and plain:
             count = 2 if quick else pair_count
-            found.append(Piece("pairs", precision="fp64", pair_count=count, **own))  # type: ignore[arg-type]
+            if not faults:
+                found.append(Piece("pairs", precision="fp64", pair_count=count, **own))  # type: ignore[arg-type]
             found += [Piece("half", precision=p, **own) for p in (() if quick else half)]  # type: ignore[arg-type]
-    if not only:
+    if not only and not faults:
         for precision in ("fp64",) if quick else precisions:
             found += [Piece("libraries", "all", f"seed {s}", precision, seed=s) for s in range(1 if quick else seeds)]
     return found
@@ -123,7 +128,8 @@ def measure(pieces: Sequence[Piece], *, jobs: int = 1, tell: Tell = lambda text:
         pieces: of `plan`, whose options are: quick, a subset for continuous integration (one network, 20 faults,
             float64); digits, folder of the trained network; only, names of networks; precisions, those in which faults
             are searched exactly; half, those in which only the regression is left; pair_count, crossed pairs per
-            network in float64 (half as many more of one place); seeds, how many weights libraries are compared with.
+            network in float64 (half as many more of one place); seeds, how many weights libraries are compared with;
+            faults, patterns of names of the catalogue: those alone are planted, one at a time.
         jobs: how many processes.
         tell: told what is done.
     """

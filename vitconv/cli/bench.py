@@ -90,6 +90,10 @@ def convert_command(
     type=click.Choice(["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]),
     help="Spoil this network only; may be repeated. Libraries are then not compared.",
 )  # fmt: skip
+@click.option(
+    "--fault", "faults", multiple=True, metavar="PATTERN",
+    help="Plant only faults of these names in the catalogue, such as 'backward-norm-*', and no pairs; may be repeated.",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes at the same time.")
 @click.option("--pairs", type=click.IntRange(1), default=24, show_default=True, help="Crossed pairs per network.")
 @click.option(
@@ -103,6 +107,7 @@ def detection_command(
     precisions: tuple[str, ...],
     half: tuple[str, ...],
     only: tuple[str, ...],
+    faults: tuple[str, ...],
     jobs: int,
     pairs: int,
     seeds: int,
@@ -114,7 +119,14 @@ def detection_command(
     from vitconv.cli._output import deliver
 
     pieces = plan(
-        quick=quick, digits=digits, only=only, precisions=precisions, half=half, pair_count=pairs, seeds=seeds
+        quick=quick,
+        digits=digits,
+        only=only,
+        precisions=precisions,
+        half=half,
+        pair_count=pairs,
+        seeds=seeds,
+        faults=faults,
     )
     matrix = measure(pieces, jobs=jobs, tell=lambda text: click.echo(text, err=True))
     document = report(matrix)

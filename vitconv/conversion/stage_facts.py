@@ -133,8 +133,8 @@ def _grids(match: Match, facts: Semantics, stages: int) -> dict[int, tuple[int, 
 def _clipped(match: Match, facts: Semantics) -> list[str]:
     """Return a note on stages whose windows are larger than their feature map."""
     return [
-        f"stage {s}: window clipped, its side of {max(w)} is more than the map of {_by(grid)}: torchvision and mmseg pad"
-        " the map, Microsoft's code and timm make the window smaller, which is another table: not one function"
+        f"stage {s}: window clipped, its side of {max(w)} is more than the map of {_by(grid)}: torchvision and mmseg"
+        " pad the map, Microsoft's code and timm make the window smaller, which is another table: not one function"
         for s, w, grid in _stages(match, facts)
         if w[0] > grid[0] or w[1] > grid[1]
     ]
@@ -142,7 +142,7 @@ def _clipped(match: Match, facts: Semantics) -> list[str]:
 
 # Whose rule a layout or else its library follows where windows are laid out in different ways.
 _RULE = {"hf-swinv2": "transformers-v2", "timm": "timm", "torchvision": "torchvision"}
-# The layout that networks of classification and of dense prediction share: nothing in a file tells which it is of.
+# The layout that networks of classification and of dense prediction share: no tensor tells which one it is.
 _SHARED = "mmpretrain-swin"
 
 

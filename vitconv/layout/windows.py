@@ -119,7 +119,7 @@ def shifts(window: Window, block: int, grid: tuple[int, int]) -> bool:
 
 
 RULES = ("microsoft", "timm", "torchvision", "transformers-v2", "mmseg")
-# Of dense prediction: unlike all others it shifts where one window covers the whole map, as the last stage's usually does.
+# Of dense prediction: it alone shifts where one window covers the whole map, as in most last stages.
 ALWAYS = "mmseg"
 
 
