@@ -11,7 +11,9 @@ from vitconv.bench.mutate import Mutation, embed_and_head, plain
 from vitconv.bench.mutate_block import in_blocks
 from vitconv.bench.mutate_kinds import deepnorm, distilled, res_post
 from vitconv.bench.mutate_more import every_kind
+from vitconv.bench.mutate_norms import centred_norms, norm_forms
 from vitconv.bench.mutate_shapes import reshaping
+from vitconv.bench.mutate_slopes import slopes
 
 _SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 DEEPNORM: Mapping[str, Any] = {
@@ -78,9 +80,9 @@ def host_of(net: Any) -> Any:
 def mutations() -> list[Mutation]:
     """Return every single mutation, each fitting only the networks that it is written for."""
     kinds: tuple[tuple[Callable[[Any], bool], list[Mutation]], ...] = (
-        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping()]),
-        (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled()]),
-        (lambda net: _blocks(net) == "ResPostBlock", [*res_post()]),
+        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping(), *norm_forms(), *slopes()]),
+        (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled(), *norm_forms(("embed",))]),
+        (lambda net: _blocks(net) == "ResPostBlock", [*res_post(), *centred_norms()]),
         (lambda net: _blocks(net) is None, [*deepnorm()]),
     )
     return [

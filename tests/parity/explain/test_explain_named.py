@@ -17,6 +17,14 @@ EXTRA = {
     "gated": ("gate and value exchanged", "exact GELU"),
 }
 
+# Forms of norms, and what a backward pass written by hand can lack: the values may all be right.
+BY_HAND = (
+    "std norm, norm1", "unbiased norm, final", "kind-rmsnorm norm, norm2", "unbiased-std norm, all",
+    "norm backward, mean, blocks", "norm backward, variance, final", "norm backward, statistics, norm2",
+    "norm backward, gain-of-input, blocks", "norm backward, last-image, final", "norm backward, shift, all",
+    "softmax elementwise", "slope none for GELU's", "slope one for GELU's", "slope gate for GELU's",
+)  # fmt: skip
+
 
 # Faults of the catalogue that no network here can have, or that probe images, exact in half precision, do not show.
 UNPLANTED = {
@@ -39,6 +47,13 @@ def test_a_fault_in_timm_is_named(name: str, bench_of, mutation) -> None:
 def test_a_fault_in_other_networks_is_named(network: str, name: str, bench_of, mutation) -> None:
     found = cell(bench_of(network), [mutation(name)], "fp64")
     assert found.named and not found.accused
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_norms_and_derivatives_by_hand_are_named(name: str, bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(name)], "fp64")
+    assert found.seen and found.named and not found.accused
+    assert found.after < 1e-10 < found.before
 
 
 def test_a_missing_key_bias_is_no_fault(bench_of, mutation) -> None:
@@ -162,13 +177,21 @@ def test_equal_functions_accuse_nobody(precision: str, bench_of) -> None:
 
 
 def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
-    from vitconv.bench import mutate, mutate_block, mutate_kinds, mutate_more
+    from vitconv.bench import (
+        mutate,
+        mutate_block,
+        mutate_kinds,
+        mutate_more,
+        mutate_norms,
+        mutate_shapes,
+        mutate_slopes,
+    )
 
-    for module in (mutate, mutate_block, mutate_kinds, mutate_more):
+    for module in (mutate, mutate_block, mutate_kinds, mutate_more, mutate_norms, mutate_shapes, mutate_slopes):
         assert not any(getattr(x, "__module__", "").startswith("vitconv.parity") for x in vars(module).values())
     planted = {t for m in mutations() for t in m.truth} - {""}
     assert planted <= {*FAULTS}
-    assert len(planted) >= 200
+    assert len(planted) >= 280
     # What is not planted there shows in half precision only, or needs a network that is none of these.
     left = {n for n in {*FAULTS} - planted if FAULTS[n].visible != "half" and "plain" in FAULTS[n].families}
     assert left <= UNPLANTED

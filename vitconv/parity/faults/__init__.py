@@ -6,10 +6,28 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vitconv.parity.faults import attention, backward, block, embed, head, image, mlp, norm, precision, stages, windows
+from vitconv.parity.faults import (
+    attention,
+    backward,
+    block,
+    embed,
+    focused,
+    head,
+    image,
+    mlp,
+    norm,
+    norm_backward,
+    norm_forms,
+    precision,
+    stages,
+    windows,
+)
 from vitconv.parity.faults.fault import Fault, Knobs
 
-_SITES = (image, embed, norm, attention, windows, mlp, block, stages, head, precision, backward)
+_SITES = (
+    image, embed, norm, norm_forms, attention, windows, mlp, block, stages, focused, head, precision, backward,
+    norm_backward,
+)  # fmt: skip
 
 
 def _shared(fault: Fault) -> Fault:

@@ -73,6 +73,20 @@ def _derivative(name: str) -> OnModel:
     return change
 
 
+def _slope(kind: str) -> OnModel:
+    def change(model: ViT, layers: Iterable[int]) -> None:
+        from vitconv.parity.faults.swaps import with_slope
+
+        for i in layers:
+            with_slope(model.get_submodule(f"blocks.{i}.mlp"), kind)
+
+    return change
+
+
+# x Phi(x) and its kin: their derivative is that gate and x times the gate's own.
+_GATED = ("gelu", "gelu_tanh", "quick_gelu", "silu")
+
+
 def _entries() -> Iterator[Fault]:
     def entry(name: str, title: str, shows: str, **more: object) -> Fault:
         return Fault(f"backward-{name}", title, "backward", "backward", (shows,), **more)  # type: ignore[arg-type]
@@ -93,6 +107,8 @@ def _entries() -> Iterator[Fault]:
     yield entry("softmax-detached", title, "attn", model=_each("detach_probabilities", "attn"), per_block=True)
     title = "the softmax's gradient lacks the sum over the row"
     yield entry("softmax-row-sum", title, "attn", model=_each("softmax_without_row_sum", "attn"), per_block=True)
+    title = "the softmax's gradient is that of an elementwise function, p (1 - p)"
+    yield entry("softmax-elementwise", title, "attn", model=_each("softmax_elementwise", "attn"), per_block=True)
     table: dict[str, Callable[[ViTConfig], bool]] = {"when": lambda c: c.positions > 0}
     yield entry("pos-missing", "positions get no gradient", "embed", weights=_named("embed.pos", 0.0), **table)
     yield entry("pos-doubled", "positions get twice their gradient", "embed", weights=_named("embed.pos", 2.0), **table)
@@ -117,6 +133,13 @@ def _entries() -> Iterator[Fault]:
             per_block=True,
             when=lambda c, name=name: c.facts.activation != name,
         )
+    slopes = {"none": "no gradient passes through the activation", "one": "the activation's derivative is 1",
+              "gate": "the activation's derivative is its gate alone, x times the gate's own is missing"}  # fmt: skip
+    for kind, title in slopes.items():
+        yield entry(
+            f"activation-slope-{kind}", title, "mlp", model=_slope(kind), per_block=True,
+            when=lambda c, kind=kind: kind != "gate" or c.facts.activation in _GATED,
+        )  # fmt: skip
     for part, words in (("q", "query"), ("v", "value"), ("out", "output")):
         title = f"the bias of the {words} projection gets no gradient"
         has = {"q": lambda c: c.q_bias, "v": lambda c: c.v_bias, "out": lambda c: c.out_bias}

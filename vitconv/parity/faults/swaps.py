@@ -102,6 +102,26 @@ def softmax_without_row_sum(attn: Any) -> None:
     attend(attn, softmax)
 
 
+class _Elementwise(torch.autograd.Function):
+    """Softmax whose backward pass is that of a function of each element: p (1 - p) g."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        p = logits.softmax(-1)
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (p,) = ctx.saved_tensors
+        return p * (1 - p) * g
+
+
+def softmax_elementwise(attn: Any) -> None:
+    """Give the softmax the gradient p (1 - p) g, without what the others of the row add."""
+    attend(attn, _Elementwise.apply)
+
+
 def scale_gradient(module: nn.Module, factor: float) -> None:
     """Multiply the gradient that comes to the module's output."""
     module.register_forward_hook(lambda _m, _x, y: scaled_gradient(y, factor))
@@ -119,6 +139,20 @@ def with_derivative_of(mlp: Any, name: str) -> None:
     def act(x: Tensor) -> Tensor:
         slope = other(x)
         return right(x).detach() + (slope - slope.detach())
+
+    mlp.act = act
+
+
+def with_slope(mlp: Any, kind: str) -> None:
+    """Keep the activation's values and give it the slope `kind`: none, one, or gate, which is act(x) / x."""
+    right = mlp.act
+
+    def act(x: Tensor) -> Tensor:
+        y = right(x).detach()
+        if kind == "none":
+            return y
+        slope = torch.ones_like(y) if kind == "one" else torch.where(x == 0, 0.5, y / x).detach()
+        return y + slope * (x - x.detach())
 
     mlp.act = act
 
