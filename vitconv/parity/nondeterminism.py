@@ -20,9 +20,16 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Outside of the network the random numbers are the verifier's own.
-        if self.stack and torch.Tag.nondeterministic_seeded in func.tags:
+        if self.stack and torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
             self.found.setdefault(self.stack[-1], str(func).removeprefix("aten.").partition(".")[0])
         return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Tell whether a call of a random operator draws at all: fused attention without dropout, say, does not."""
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}  # noqa: SLF001
+    given |= dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs  # noqa: SLF001
+    return given.get("dropout_p", 1) != 0 and not any(given.get(n) is False for n in ("train", "training"))
 
 
 @contextmanager
