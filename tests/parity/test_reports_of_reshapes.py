@@ -62,6 +62,41 @@ def batch_and_heads_exchanged(self: Any, x: Tensor, **_: Any) -> Tensor:
     return self.proj(mixed.reshape(self.num_heads, b, t, -1).permute(1, 2, 0, 3).reshape(b, t, d))
 
 
+def across_heads(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in heads_of(self, x))
+    return self.proj(scaled_dot_product_attention(q, k, v).reshape(x.shape))
+
+
+def across_heads_turned(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in heads_of(self, x))
+    return self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+def cut_by_view_alone(self: Any, x: Tensor, **_: Any) -> Tensor:
+    b, t, _d = x.shape
+    q, k, v = (p.reshape(b, self.num_heads, t, -1) for p in self.qkv(x).chunk(3, -1))
+    return self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def softmax_without_dim(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, v = heads_of(self, x)
+    # What torch takes for the axis of four when it is given none.
+    mixed = (q @ k.transpose(-2, -1) * self.scale).softmax(1) @ v
+    return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+def softmax_of_rows(self: Any, x: Tensor, **_: Any) -> Tensor:
+    b, t, _d = x.shape
+    q, k, v = (p.flatten(0, 1) for p in heads_of(self, x))
+    mixed = (torch.bmm(q, k.transpose(-2, -1)) * self.scale).softmax(0) @ v
+    return self.proj(mixed.view(b, self.num_heads, t, -1).transpose(1, 2).flatten(2))
+
+
+def of_one_head(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, v = (p.unsqueeze(1) for p in self.qkv(x).chunk(3, -1))
+    return self.proj(scaled_dot_product_attention(q, k, v).squeeze(1))
+
+
 def behind_both(self: Any, x: Tensor, **_: Any) -> Tensor:
     x = self.norm1(x)
     x = x + self.attn(x)
@@ -94,6 +129,13 @@ def planted(part: str, forward: Callable[..., Tensor]) -> nn.Module:
         pytest.param("attn", joined_by_reshape, "heads-joined-by-view", id="transformer-from-scratch#6-Trans2Seg#4"),
         pytest.param("attn", cut_by_view, "heads-cut-by-view", id="FuxiCTR#30"),
         pytest.param("attn", sequence_first, "over-batch", id="OmDet#19"),
+        pytest.param("attn", batch_and_heads_exchanged, "heads-joined-over-batch", id="Various-Positional-Encoding#1"),
+        pytest.param("attn", across_heads, "over-heads", id="xformers#677"),
+        pytest.param("attn", across_heads_turned, "over-heads-joined-by-view", id="xformers#1024"),
+        pytest.param("attn", cut_by_view_alone, "heads-cut-by-view-alone", id="cut by view, joined rightly"),
+        pytest.param("attn", softmax_without_dim, "softmax-over-heads", id="softmax without dim, four axes"),
+        pytest.param("attn", softmax_of_rows, "softmax-over-batch", id="softmax without dim, three axes"),
+        pytest.param("attn", of_one_head, "heads-one", id="one head"),
         pytest.param("attn", scaled(lambda a: 1 / a.scale), "scale-inverse", id="transformers#39043-perceiver-io#9"),
         pytest.param("attn", scaled(lambda a: a.num_heads**-0.5), "scale-heads", id="tt-metal#56789"),
         pytest.param("attn", scaled(lambda a: 36**-0.5), "scale-width", id="vit-pytorch#65"),
@@ -110,7 +152,6 @@ def test_a_reshape_a_scale_or_a_residual_is_named(part: str, forward: Callable[.
 
 
 def test_examples_that_are_mixed_with_heads_are_seen_to_be() -> None:
-    """Transformer-Various-Positional-Encoding#1: [b h t e] is read as [h b t e]."""
     net = planted("attn", batch_and_heads_exchanged)
     result = verify(small(), net, precisions=(), inputs=("coloured",), skip=("why",))
     assert result.verdict == "differs"

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from vitconv.parity.faults import (
     attention,
+    axes,
     backward,
     block,
     embed,
@@ -25,7 +26,7 @@ from vitconv.parity.faults import (
 from vitconv.parity.faults.fault import Fault, Knobs
 
 _SITES = (
-    image, embed, norm, norm_forms, attention, windows, mlp, block, stages, focused, head, precision, backward,
+    image, embed, norm, norm_forms, attention, axes, windows, mlp, block, stages, focused, head, precision, backward,
     norm_backward,
 )  # fmt: skip
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from vitconv.layout.semantics import FOCUSED
 from vitconv.parity.faults.fault import Fault, per_block, swapped, zeroed
 from vitconv.vit.config import ViTConfig
 
@@ -125,43 +124,12 @@ def _skip(*names: str) -> OnModel:
     return change
 
 
-def _over_queries(model: ViT, layers: Iterable[int]) -> None:
-    from vitconv.parity.faults.swaps import attend
-
-    for attn in _attentions(model, layers):
-        attend(attn, lambda logits: logits.softmax(-2))
-
-
-def _viewed(*, apart: bool) -> OnModel:
-    def change(model: ViT, layers: Iterable[int]) -> None:
-        from vitconv.parity.faults.swaps import attend, viewed_apart, viewed_together
-
-        for attn in _attentions(model, layers):
-            if apart:
-                attend(attn, divide=viewed_apart, join=viewed_together)
-            else:
-                attend(attn, join=viewed_together)
-
-    return change
-
-
-def _over_batch(model: ViT, layers: Iterable[int]) -> None:
-    from vitconv.parity.faults.swaps import over_the_batch
-
-    for attn in _attentions(model, layers):
-        over_the_batch(attn)
-
-
 def _attentions(model: ViT, layers: Iterable[int]) -> Iterator:
     return (model.get_submodule(f"blocks.{i}.attn") for i in layers)
 
 
 def _square(config: ViTConfig) -> bool:
     return config.attention_width == config.width
-
-
-def _headed(config: ViTConfig) -> bool:
-    return config.heads > 1 and config.facts.attention not in FOCUSED
 
 
 def _plain(config: ViTConfig) -> bool:
@@ -201,6 +169,8 @@ def _entries() -> Iterator[Fault]:
         when=lambda c: _plain(c) and c.heads % 2 == 0,
         **known,
     )
+    title = "one head, as wide as all of them"
+    yield entry("heads-one", title, model=_heads(lambda h: 1), when=lambda c: _plain(c) and c.heads > 2, **known)
     for part, word in (("q", "query"), ("v", "value"), ("out", "output")):
         title = f"no bias in the {word} projection"
         has = {"q": lambda c: c.q_bias, "v": lambda c: c.v_bias, "out": lambda c: c.out_bias}[part]
@@ -248,17 +218,6 @@ def _entries() -> Iterator[Fault]:
         model=_causal,
         facts=("attention",),
         when=lambda c: c.facts.attention != "causal",
-    )
-    yield entry("softmax-over-queries", "softmax runs over the queries", model=_over_queries)
-    title = "heads are not transposed back before they are joined: (h t e) is read as (t h e)"
-    yield entry("heads-joined-by-view", title, model=_viewed(apart=False), when=_headed)
-    title = "heads are cut out of the tokens by a reshape, (t h e) read as (h t e), and joined so"
-    yield entry("heads-cut-by-view", title, model=_viewed(apart=True), when=_headed)
-    yield entry(
-        "over-batch",
-        "attention runs over the batch and not over the tokens, as without batch_first",
-        model=_over_batch,
-        when=lambda c: c.facts.attention not in FOCUSED and c.facts.position != "rope" and not c.relative,
     )
     yield entry(
         "kv-raw",

@@ -58,8 +58,13 @@ def attend(
     softmax: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1),
     divide: Callable[[Tensor, int], Tensor] = apart,
     join: Callable[[Tensor], Tensor] = together,
+    *,
+    over_heads: bool = False,
 ) -> None:
-    """Give the attention another softmax, logits [b h t t] to probabilities, or another way to heads and back."""
+    """Give the attention another softmax, logits [b h t t] to probabilities, or another way to heads and back.
+
+    With `over_heads` it runs in each token over its heads, as a kernel for [b t h e] does that is given [b h t e].
+    """
 
     def forward(queries: Tensor, others: Tensor, turn: Any = None, bias: Tensor | None = None) -> Tensor:
         def split(x: Tensor) -> Tensor:
@@ -70,13 +75,15 @@ def attend(
             from vitconv.vit.positions import turned
 
             q, k = turned(q, turn, attn.half), turned(k, turn, attn.half)
+        if over_heads:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         logits = (attn.scale * q) @ k.transpose(-2, -1)
         logits = logits if bias is None else logits + bias
         if attn.causal:
             ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
         heads = softmax(logits) @ v
-        return attn.out(attn.norm(join(heads)))
+        return attn.out(attn.norm(join(heads.transpose(1, 2) if over_heads else heads)))
 
     replace(attn, forward)
 
