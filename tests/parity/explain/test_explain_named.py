@@ -22,7 +22,10 @@ BY_HAND = (
     "std norm, norm1", "unbiased norm, final", "kind-rmsnorm norm, norm2", "unbiased-std norm, all",
     "norm backward, mean, blocks", "norm backward, variance, final", "norm backward, statistics, norm2",
     "norm backward, gain-of-input, blocks", "norm backward, last-image, final", "norm backward, shift, all",
-    "softmax elementwise", "slope none for GELU's", "slope one for GELU's", "slope gate for GELU's",
+    "stem without gradients", "two blocks without gradients", "features without gradients", "a block without gradients",
+    "attention without gradients", "MLP without gradients", "stream detached at attention",
+    "stream detached at the MLP", "softmax elementwise", "slope none for GELU's", "slope one for GELU's",
+    "slope gate for GELU's",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from vitconv.parity.faults import (
     axes,
     backward,
     block,
+    cuts,
     embed,
     focused,
     head,
@@ -27,7 +28,7 @@ from vitconv.parity.faults.fault import Fault, Knobs
 
 _SITES = (
     image, embed, norm, norm_forms, attention, axes, windows, mlp, block, stages, focused, head, precision, backward,
-    norm_backward,
+    cuts, norm_backward,
 )  # fmt: skip
 
 
