@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitconv.bench.detection import INPUTS, Bench
+from vitconv.bench.detection import INPUTS, Bench, configuration
 from vitconv.bench.mutate import override
 from vitconv.bench.mutate_block import attention, each
+from vitconv.bench.networks import host_of
+from vitconv.bench.stage_networks import stage_networks
 from vitconv.hosts.base.host import Built, Spec
 from vitconv.parity.bridge import Bridge, bridge_of, state_of
-from vitconv.parity.explain import explain_traces
+from vitconv.parity.explain import explain_traces, in_a_row
+from vitconv.parity.faults.flat import FlatConfig
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images, probe_weights
 from vitconv.parity.trace import Trace, trace
@@ -240,6 +243,34 @@ def _network(name: str) -> _Network:
                 module.eps = 1e-6
         built = host.describe(built.module, Spec())
     return _Network(built, bridge_of(state_of(built.module), built.dialects, built.facts), host)
+
+
+def stage_library_pairs(seed: int) -> Iterator[Clean]:
+    """Yield the verdicts on Swin, and on Swin V2, of every library against every other, in float64."""
+    for kind in ("swin", "swin v2"):
+        libraries = ("timm", "torchvision", "transformers")
+        drawn: dict[str, Tensor] = {}
+        sides: dict[str, tuple[FlatConfig, dict[str, Tensor], list[Tensor], list[Trace]]] = {}
+        for library in libraries:
+            net = stage_networks()[f"{library} {kind}"]().double().eval()
+            host = host_of(net)
+            # torchvision's take images of any size.
+            built = host.describe(net, Spec("", {"image_size": 32}))
+            bridge = bridge_of(state_of(net), built.dialects, built.facts)
+            drawn = drawn or probe_weights(bridge.shapes, seed)
+            # torchvision's Swin V2 has a bias of keys, and never adds it.
+            given = {n: drawn.get(n, torch.zeros(shape)) for n, shape in bridge.shapes.items()}
+            bridge.write(given, state_of(net))
+            config = configuration(bridge.shapes, built.facts)
+            assert isinstance(config, FlatConfig)
+            images = [x for n, x in probe_images(built.inputs, seed).items() if n in INPUTS]
+            runs = [in_a_row(config, trace(built, x, 0, "fp64", bridge=bridge)) for x in images]
+            sides[library] = config, config.flat({n: w.double() for n, w in given.items()}), images, runs
+        for a, b in itertools.permutations(libraries, 2):
+            config, weights, images, runs = sides[a]
+            cause = explain_traces(config, weights, images, sides[b][-1], right=runs)
+            alarm = not cause.reason.endswith("no fault")
+            yield Clean(f"{a} / {b}, {kind}, seed {seed}", "fp64", alarm, cause.found)
 
 
 def library_pairs(seed: int, precision: str) -> Iterator[Clean]:

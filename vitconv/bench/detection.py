@@ -14,20 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitconv.bench.mutate import Mutation, embed_and_head
 from vitconv.bench.mutate_block import in_blocks
 from vitconv.bench.networks import host_of, mutations, networks
+from vitconv.bench.stage_networks import stage_networks
 from vitconv.hosts.base.host import Spec
+from vitconv.layout.semantics import Semantics
 from vitconv.parity.bridge import bridge_of, state_of
-from vitconv.parity.explain import Cause, explain_traces
+from vitconv.parity.explain import Cause, explain_traces, in_a_row
 from vitconv.parity.faults.error import TIMES, exact_scale, noise_scale, ratios
+from vitconv.parity.faults.fault import AnyConfig
+from vitconv.parity.faults.flat import FlatConfig
 from vitconv.parity.faults.randomness import name_random
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images, probe_weights
 from vitconv.parity.trace import Trace, trace
-from vitconv.vit.config import ViTConfig, config_from_shapes
+from vitconv.vit.config import config_from_shapes
 
 __all__ = ["Bench", "Cell", "bench_of", "cell", "mutations", "networks", "pairs", "summary", "weights_of"]
 
@@ -56,18 +61,25 @@ class Bench:
         self.bridge = bridge_of(state_of(self.net), built.dialects, built.facts)
         if self.weights_name == "like":
             drawn = probe_weights(self.bridge.shapes, 0)
+            for name, scale in drawn.items():
+                if name.endswith("logit_scale"):
+                    # On both sides of its limit, log 100; but there the mask shows that transformers adds twice.
+                    scale.copy_(torch.linspace(1.0, 2.5 if self.name.startswith("transformers") else 5.0, len(scale)))
             self.bridge.write(drawn, state_of(self.net))
         self.weights = {n: w.detach() for n, w in self.bridge.read(state_of(self.net)).items()}
-        self.config: ViTConfig = config_from_shapes(self.bridge.shapes, built.facts)
+        self.config = configuration(self.bridge.shapes, built.facts)
+        if isinstance(self.config, FlatConfig):
+            self.weights = self.config.flat(self.weights)
 
     def traces(self, net: Any, precision: str, *, backward: bool = True, seed: int = 0) -> list[Trace]:
         """Run a network of this kind on all images."""
         net = copy.deepcopy(net).to(precision_of(precision).dtype)
         built = self.host.describe(net, Spec())
-        return [
+        runs = [
             trace(built, x, 0, precision, inputs=name, bridge=self.bridge, backward=backward, seed=seed)
             for name, x in self.images.items()
         ]
+        return [in_a_row(self.config, r) for r in runs] if isinstance(self.config, FlatConfig) else runs
 
     def clean(self, precision: str) -> list[Trace]:
         """Run the network itself; once."""
@@ -108,10 +120,23 @@ class Bench:
         return cause
 
 
+def configuration(shapes: Mapping[str, tuple[int, ...]], facts: Semantics) -> AnyConfig:
+    """Return the configuration of a plain network or one of stages, from its canonical shapes and its facts."""
+    if not any(name.startswith("stages.") for name in shapes):
+        return config_from_shapes(shapes, facts)
+    from vitconv.vit.stages.config import config_of_stages
+
+    return FlatConfig(config_of_stages(shapes, facts))
+
+
 def weights_of(digits: Path | None) -> list[tuple[str, str]]:
-    """Return (network, weights) of every bench: each network as initialised and trained-like, and the trained one."""
+    """Return (network, weights) of every bench.
+
+    Each plain network as initialised and trained-like, the trained one, and networks of stages trained-like.
+    """
     trained = [] if digits is None else [("digits", "trained")]
-    return [*trained, *((name, kind) for name in networks() for kind in ("like", "init"))]
+    plain = ((name, kind) for name in networks() for kind in ("like", "init"))
+    return [*trained, *plain, *((name, "like") for name in stage_networks())]
 
 
 def bench_of(name: str, weights: str, digits: Path | None = None) -> Bench:
@@ -120,7 +145,7 @@ def bench_of(name: str, weights: str, digits: Path | None = None) -> Bench:
         import timm
 
         return Bench(name, weights, timm.create_model(f"local-dir:{digits}", pretrained=True))
-    return Bench(name, weights, networks()[name]())
+    return Bench(name, weights, {**networks(), **stage_networks()}[name]())
 
 
 def pairs(bench: Bench, count: int) -> list[tuple[Mutation, Mutation]]:

@@ -14,6 +14,7 @@ from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import probe_images
 from vitconv.parity.regress import FLOOR, Predictions, Regression, predict, regress_deeper
 from vitconv.parity.trace import Trace, trace
+from vitconv.vit.config import ViTConfig
 
 
 class HalfBench:
@@ -21,9 +22,12 @@ class HalfBench:
 
     def __init__(self, bench: Bench, precision: str, count: int = 12) -> None:
         self.bench, self.precision = bench, precision
+        # Regression knows plain networks alone.
+        assert isinstance(bench.config, ViTConfig)
+        self.config = bench.config
         inputs = bench.host.describe(bench.net, Spec()).inputs
         self.images = [probe_images(inputs, seed)["coloured"] for seed in range(count)]
-        self.predictions: Predictions = predict(bench.config, bench.weights, self.images)
+        self.predictions: Predictions = predict(self.config, bench.weights, self.images)
         self.local: dict[int, Predictions] = {}
         self.right = self.traces(bench.net)
 
@@ -37,7 +41,7 @@ class HalfBench:
         """Look for faults in what a network did."""
         bench = self.bench
         return regress_deeper(
-            bench.config, bench.weights, self.images, self.right, self.traces(net), self.predictions, self.local
+            self.config, bench.weights, self.images, self.right, self.traces(net), self.predictions, self.local
         )
 
     def cell(self, planted: Sequence[Mutation], net: Any = None) -> Cell:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from vitconv.bench.clean import Clean, can_compile, compiled_pair, library_pairs, timm_pairs
+from vitconv.bench.clean import Clean, can_compile, compiled_pair, library_pairs, stage_library_pairs, timm_pairs
 from vitconv.bench.detection import Cell, bench_of, cell, mutations, pairs, summary, weights_of
 from vitconv.bench.half import HalfBench, forward_only
+from vitconv.bench.stage_networks import stage_networks
 from vitconv.report import Column, Report, Row, Section
 
 Tell = Callable[[str], None]
 # Networks of timm's plain ViT: their parts can be written in other ways, and planted two at a time.
 PLAIN = ("digits", "token", "average", "gated")
+STAGES = tuple(stage_networks())
 # The pieces of the quick subset: one mutation of each site and visibility.
 QUICK = (
     "patch kernel transposed", "images in BGR", "grid transposed", "class row not added", "rows kqv",
@@ -51,7 +53,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the matrix that one process works on: singles, pairs, half, clean, compiled or libraries."""
+    """A part of the matrix that one process works on: singles, pairs, half, clean, compiled, or libraries."""
 
     what: str
     network: str
@@ -70,6 +72,8 @@ class Piece:
         """Plant, ask, and return what came of it."""
         if self.what == "libraries":
             return [*library_pairs(self.seed, self.precision)]
+        if self.what == "libraries' stages":
+            return [*stage_library_pairs(self.seed)]
         bench = bench_of(self.network, self.weights, self.digits)
         chosen = [m for m in mutations() if m.fits(bench.net) and (not self.quick or m.name in QUICK)]
         chosen = [m for m in chosen if not self.faults or any(fnmatch(t, f) for t in m.truth for f in self.faults)]
@@ -104,7 +108,8 @@ def plan(
             continue
         own = {"network": name, "weights": weights, "digits": digits, "quick": quick, "faults": tuple(faults)}
         plain = name in PLAIN
-        for precision in ("fp64",) if quick else precisions:
+        # Faults of networks of stages are searched in float64.
+        for precision in ("fp64",) if quick or name in STAGES else precisions:
             found.append(Piece("singles", precision=precision, **own))  # type: ignore[arg-type]
             if plain:
                 found.append(Piece("clean", precision=precision, **own))  # type: ignore[arg-type]
@@ -118,6 +123,8 @@ def plan(
     if not only and not faults:
         for precision in ("fp64",) if quick else precisions:
             found += [Piece("libraries", "all", f"seed {s}", precision, seed=s) for s in range(1 if quick else seeds)]
+        if not quick and "fp64" in precisions:
+            found += [Piece("libraries' stages", "all", f"seed {s}", "fp64", seed=s) for s in range(seeds)]
     return found
 
 
@@ -164,7 +171,7 @@ def measure(pieces: Sequence[Piece], *, jobs: int = 1, tell: Tell = lambda text:
     return Matrix(tuple(by["singles"]), tuple(by["pairs"]), tuple(by["half"]), tuple(clean))
 
 
-_COST = ("half", "singles", "compiled", "pairs", "libraries", "clean")
+_COST = ("half", "singles", "compiled", "pairs", "libraries", "libraries' stages", "clean")
 
 
 def _one_thread() -> None:

@@ -14,6 +14,7 @@ from vitconv.bench.mutate_more import every_kind
 from vitconv.bench.mutate_norms import centred_norms, norm_forms
 from vitconv.bench.mutate_shapes import reshaping
 from vitconv.bench.mutate_slopes import slopes
+from vitconv.bench.stage_networks import stage_mutations
 
 _SMALL = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 DEEPNORM: Mapping[str, Any] = {
@@ -72,9 +73,9 @@ def _deepnorm() -> Any:
 
 def host_of(net: Any) -> Any:
     """Return the host that describes one of these networks."""
-    from vitconv.hosts import timm, xformers_style
+    from vitconv.hosts import timm, torchvision, transformers, xformers_style
 
-    return next(h.HOST for h in (timm, xformers_style) if h.HOST.accepts(net))
+    return next(h.HOST for h in (timm, xformers_style, torchvision, transformers) if h.HOST.accepts(net))
 
 
 def mutations() -> list[Mutation]:
@@ -83,7 +84,8 @@ def mutations() -> list[Mutation]:
         (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping(), *norm_forms(), *slopes()]),
         (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled(), *norm_forms(("embed",))]),
         (lambda net: _blocks(net) == "ResPostBlock", [*res_post(), *centred_norms()]),
-        (lambda net: _blocks(net) is None, [*deepnorm()]),
+        (lambda net: type(net).__module__.startswith("vitconv."), [*deepnorm()]),
+        (lambda net: "Swin" in type(net).__name__, stage_mutations()),
     )
     return [
         Mutation(m.name, m.truth, m.plant, lambda net, fits=fits, m=m: fits(net) and m.fits(net), m.random)  # type: ignore[misc]

@@ -87,7 +87,10 @@ def convert_command(
 )  # fmt: skip
 @click.option(
     "--network", "only", multiple=True,
-    type=click.Choice(["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]),
+    type=click.Choice(
+        ["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]
+        + [f"{library} swin{v2}" for library in ("timm", "torchvision", "transformers") for v2 in ("", " v2")]
+    ),
     help="Spoil this network only; may be repeated. Libraries are then not compared.",
 )  # fmt: skip
 @click.option(
@@ -114,7 +117,7 @@ def detection_command(
     report_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Plant every fault in timm networks and print which are seen and named; exit 1 when a target is missed."""
+    """Plant every fault in networks of libraries and print which are seen and named; exit 1 when a target is missed."""
     from vitconv.bench.matrix import measure, plan, report
     from vitconv.cli._output import deliver
 

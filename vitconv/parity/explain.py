@@ -11,11 +11,11 @@ from torch import Tensor
 from vitconv.errors import Refused, VitconvError
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.faults import FAULTS
-from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale
-from vitconv.parity.faults.fault import AnyConfig
+from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale, widened
+from vitconv.parity.faults.fault import AnyConfig, Knobs
 from vitconv.parity.faults.flat import FlatConfig
 from vitconv.parity.faults.randomness import first_random, name_random
-from vitconv.parity.locus import Combination
+from vitconv.parity.locus import Combination, Placed
 from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
 from vitconv.parity.precision import precision_of
 from vitconv.parity.search import Budget, Sample, Search, State
@@ -26,6 +26,8 @@ from vitconv.vit.config import ViTConfig, config_from_shapes
 
 # Coloured pictures show what is swapped, those of low variance show an eps.
 INPUTS = ("coloured", "low-variance")
+# The fault that says how well constants are known which codebases keep in float32.
+ROUNDED = "coordinates-rounded"
 # Runs with different random numbers; a path that is dropped in one image of ten shows in most of four pairs.
 RANDOM_RUNS = 5
 
@@ -153,7 +155,7 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
     images = [pair.images[n] for n in names]
     if isinstance(config, FlatConfig):
         weights = config.flat(weights)
-        runs = {label: [_in_a_row(config, r) for r in row] for label, row in runs.items()}
+        runs = {label: [in_a_row(config, r) for r in row] for label, row in runs.items()}
     # Gradients of a side behind edits are in the other side's terms.
     gradients = right.edits is None
     cause = explain_traces(
@@ -182,7 +184,8 @@ def _flat(right: Side, wrong: Side) -> FlatConfig | None:
     return FlatConfig(config_of_stages(right.shapes, right.facts.filled(wrong.facts.known())))
 
 
-def _in_a_row(config: FlatConfig, run: Trace) -> Trace:
+def in_a_row(config: FlatConfig, run: Trace) -> Trace:
+    """Return the trace of a network of stages with the names of a row of blocks."""
     taps, tap_grads, grads = (config.flat(part) for part in (run.taps, run.tap_grads, run.grads))
     return dataclasses.replace(run, taps=taps, tap_grads=tap_grads, grads=grads)
 
@@ -281,7 +284,33 @@ def explain_traces(
     first, found = search.run()
     if first is None:
         return Cause(unsound=True, reason="the reference ViT does not run with side {A}'s facts")
+    if not low and not found and not first.passes and FAULTS[ROUNDED].apply(Knobs(config)) is not None:
+        return _cause_of_rounded(search, first)
     return _cause(search, first, found)
+
+
+def _cause_of_rounded(exact: Search, first: State) -> Cause:
+    """Search again where constants that codebases keep in float32 are known to their rounding only.
+
+    Two codebases make the coordinates of Swin V2 by the same formula in another order, or one of them in float64.
+    """
+    base = exact.rebuilt(Knobs(exact.config), exact.backward)
+    moved = FAULTS[ROUNDED].apply(Knobs(exact.config))
+    assert moved is not None
+    other = exact.rebuilt(moved, exact.backward)
+    scales = [
+        widened(scale, other.run(s.images, s.cotangent), base.run(s.images, s.cotangent))
+        for s, scale in zip(exact.samples, exact.scales, strict=True)
+    ]
+    samples = [dataclasses.replace(s, scale=scale) for s, scale in zip(exact.samples, scales, strict=True)]
+    search = dataclasses.replace(exact, samples=samples, rough=ROUNDED)
+    start, found = search.run()
+    if start is not None and start.passes:
+        found = [dataclasses.replace(start, found=(Placed(ROUNDED, None),))]
+    cause = _cause(search, first, found)
+    if not found or cause.found == (ROUNDED,):
+        return cause
+    return dataclasses.replace(cause, reason=f"{cause.reason}; what is left is the rounding of coordinates in float32")
 
 
 def _on_cpu(run: Trace) -> Trace:

@@ -97,6 +97,7 @@ class Search:
         catalogue: names of the faults to try.
         dtype: what the samples were computed in. Below float64 a network counts as the same as one with a fault when
             the difference is some times the rounding error of either: some faults make rounding errors grow.
+        rough: name of the fault whose effect is such a rounding error: constants of the network are known to that only.
         tried, runs: what was tried so far, and how many runs of the whole network that took.
     """
 
@@ -107,6 +108,7 @@ class Search:
     stored: bool = False
     catalogue: tuple[str, ...] = tuple(FAULTS)
     dtype: torch.dtype = torch.float64
+    rough: str = ""
     tried: dict[str, None] = field(default_factory=dict)
     runs: int = 0
     stretches: int = 0
@@ -150,7 +152,7 @@ class Search:
                 return None
             found_ratios = ratios(run, sample.seen, scale)
             if self._near(max(found_ratios.values())):
-                rough = self.rebuilt(knobs, self.backward, dtype=self.dtype).run(sample.images, sample.cotangent)
+                rough = self.roughened(knobs, self.backward).run(sample.images, sample.cotangent)
                 scale = widened(scale, rough, run)
                 found_ratios = ratios(run, sample.seen, scale)
             here = residual(found_ratios, scale)
@@ -175,9 +177,14 @@ class Search:
         """Return the reference ViT with these knobs."""
         return Rebuilt(knobs, self.weights, self.stored, backward, self.templates, dtype, blocks)
 
+    def roughened(self, knobs: Knobs, backward: bool, blocks: tuple[int, ...] | None = None) -> Rebuilt:
+        """Return the reference ViT with these knobs as rounding makes it: what it then does otherwise is its error."""
+        rough = FAULTS[self.rough].apply(knobs, blocks) if self.rough else knobs
+        return self.rebuilt(knobs if rough is None else rough, backward, blocks, self.dtype)
+
     def _near(self, ratio: float) -> bool:
         """Whether it is worth while to ask how large the rounding errors of this very network are."""
-        return self.dtype != torch.float64 and 1 < ratio < NEAR
+        return (self.dtype != torch.float64 or bool(self.rough)) and 1 < ratio < NEAR
 
     def fits(self, found: Combination, locus: Locus) -> float:
         """Return the ratio that remains up to the locus when the stretch ahead of it runs alone; infinite: impossible.
@@ -202,7 +209,7 @@ class Search:
             run = self.rebuilt(knobs, grad is not None, blocks).stretch(locus.start, value, stop, grad)
             ratio = self._stretched(run, locus, scale)
             if self._near(ratio):
-                rough = self.rebuilt(knobs, grad is not None, blocks, self.dtype)
+                rough = self.roughened(knobs, grad is not None, blocks)
                 ratio = self._stretched(run, locus, widened(scale, rough.stretch(locus.start, value, stop, grad), run))
         except (RuntimeError, ValueError):
             return inf

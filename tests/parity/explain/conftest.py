@@ -1,4 +1,4 @@
-"""Clean timm networks to spoil, made once."""
+"""Clean networks of libraries to spoil, made once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from vitconv.bench.detection import Bench, mutations, networks
+from vitconv.bench import detection
+from vitconv.bench.detection import Bench, mutations
 from vitconv.bench.mutate import Mutation
 
 
@@ -17,7 +18,7 @@ def bench_of() -> Callable[[str], Bench]:
     def get(name: str) -> Bench:
         if name not in made:
             pytest.importorskip("timm")
-            made[name] = Bench(name, "like", networks()[name]())
+            made[name] = detection.bench_of(name, "like")
         return made[name]
 
     return get

@@ -126,6 +126,20 @@ def _places(new: Callable[[Tensor], Tensor]) -> OnModel:
     return _attention(change)
 
 
+def _distance(table: Tensor) -> Tensor:
+    """Return what a coordinate was before the logarithm: in [-8, 8]."""
+    return table.sign() * ((table.abs() * 3).exp2() - 1)
+
+
+def _rounded(table: Tensor) -> Tensor:
+    """Move every other coordinate by a unit in float32's last place: how each of them was rounded nobody knows."""
+    import torch
+
+    signs = torch.ones(table.numel(), dtype=torch.float64).view_as(table)
+    signs.view(-1)[1::2] = -1.0
+    return table.double() * (1 + signs * torch.finfo(torch.float32).eps)
+
+
 def _pretrained(side: int) -> OnModel:
     def change(attn: Any) -> None:
         from vitconv.vit.stages.attention import coordinates
@@ -228,7 +242,9 @@ def _entries() -> Iterator[Fault]:
         "clamped-at-10": ("the cosine's scale is held below 10", lambda s: s.clamp(max=10**0.5).exp().clamp(max=10.0)),
         "clamped-late": ("the cosine's scale is held below log 100 after the power of e",
                          lambda s: s.exp().clamp(max=4.605170185988092)),
-        "not-exponentiated": ("the cosine's scale is taken without the power of e", lambda s: s),
+        "not-exponentiated": ("the cosine's scale is held below log 100 and taken without the power of e",
+                              lambda s: s.clamp(max=4.605170185988092)),
+        "as-it-is": ("the cosine's scale is taken as it is, without limit and power of e", lambda s: s),
         "missing": ("the cosine's scale is not used", lambda s: s * 0 + 1),
     }  # fmt: skip
     for name, (title, new) in steep.items():
@@ -249,12 +265,16 @@ def _entries() -> Iterator[Fault]:
         "ln": ("coordinates have the natural logarithm for that of base 2", lambda t: t * 0.6931471805599453),
         "log10": ("coordinates have the decimal logarithm for that of base 2", lambda t: t * 0.3010299956639812),
         "unscaled": ("coordinates are not divided by the logarithm of 8", lambda t: t * 3),
-        "linear": ("coordinates have no logarithm", lambda t: t.sign() * ((t.abs() * 3).exp2() - 1) / 8),
+        "linear": ("coordinates have no logarithm: they lie in [-1, 1]", lambda t: _distance(t) / 8),
+        "linear-8": ("coordinates have no logarithm: they lie in [-8, 8]", lambda t: _distance(t)),
         "not-times-8": (
             "coordinates are not multiplied by 8 ahead of the logarithm",
-            lambda t: t.sign() * (((t.abs() * 3).exp2() - 1) / 8 + 1).log2() / 3,
+            lambda t: t.sign() * (_distance(t).abs() / 8 + 1).log2() / 3,
         ),
         "exchanged": ("rows and columns of the coordinates are exchanged", lambda t: t.flip(-1)),
+        "flipped": ("coordinates have the other sign", lambda t: -t),
+        "rows-flipped": ("coordinates have the other sign along the rows", lambda t: t * t.new_tensor([-1.0, 1.0])),
+        "rounded": ("coordinates are rounded otherwise: made in another order, or not in float32", _rounded),
     }
     for name, (title, new) in coordinates.items():
         yield entry(f"coordinates-{name}", title, cosine, model=_places(new))
