@@ -80,9 +80,6 @@ class HalfBench:
 
 
 def forward_only(mutations: Sequence[Mutation], net: Any) -> list[Mutation]:
-    """Return those that fit a network, change values and are not random."""
-    return [
-        m
-        for m in mutations
-        if m.fits(net) and not m.random and "" not in m.truth and not m.truth[0].startswith("backward-")
-    ]
+    """Return those that fit a network, change values, and are neither random nor found by watching alone."""
+    seen = [m for m in mutations if not m.random and not m.watched and not m.truth[0].startswith("backward-")]
+    return [m for m in seen if "" not in m.truth and m.fits(net)]

@@ -24,6 +24,7 @@ class Mutation:
         plant: spoils a network in place.
         fits: whether a network can be spoiled so.
         random: two runs differ.
+        watched: it is found by watching the run, which no regression does.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Mutation:
     plant: Callable[[Any], None]
     fits: Callable[[Any], bool] = lambda net: True
     random: bool = False
+    watched: bool = False
 
 
 def override(module: Any, **methods: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from vitconv.bench.mutate_block import in_blocks
 from vitconv.bench.mutate_kinds import deepnorm, distilled, res_post
 from vitconv.bench.mutate_more import every_kind
 from vitconv.bench.mutate_norms import centred_norms, norm_forms
+from vitconv.bench.mutate_order import orders
 from vitconv.bench.mutate_shapes import reshaping
 from vitconv.bench.mutate_slopes import slopes
 from vitconv.bench.stage_networks import stage_mutations
@@ -81,14 +83,14 @@ def host_of(net: Any) -> Any:
 def mutations() -> list[Mutation]:
     """Return every single mutation, each fitting only the networks that it is written for."""
     kinds: tuple[tuple[Callable[[Any], bool], list[Mutation]], ...] = (
-        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping(), *norm_forms(), *slopes()]),
+        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping(), *orders(), *norm_forms(), *slopes()]),
         (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled(), *norm_forms(("embed",))]),
         (lambda net: _blocks(net) == "ResPostBlock", [*res_post(), *centred_norms()]),
         (lambda net: type(net).__module__.startswith("vitconv."), [*deepnorm()]),
-        (lambda net: "Swin" in type(net).__name__, stage_mutations()),
+        (lambda net: re.search("Swin|Pyramid|Pvt", type(net).__name__) is not None, stage_mutations()),
     )
     return [
-        Mutation(m.name, m.truth, m.plant, lambda net, fits=fits, m=m: fits(net) and m.fits(net), m.random)  # type: ignore[misc]
+        Mutation(m.name, m.truth, m.plant, lambda net, fits=fits, m=m: fits(net) and m.fits(net), m.random, m.watched)  # type: ignore[misc]
         for fits, many in kinds
         for m in many
     ]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from vitconv.errors import Refused, VitconvError
 from vitconv.layout.semantics import Semantics
+from vitconv.parity.cause import Cause, cause_of
 from vitconv.parity.faults import FAULTS
-from vitconv.parity.faults.error import Residual, Scale, exact_scale, noise_scale, widened
+from vitconv.parity.faults.error import Scale, exact_scale, noise_scale, widened
 from vitconv.parity.faults.fault import AnyConfig, Knobs
 from vitconv.parity.faults.flat import FlatConfig
 from vitconv.parity.faults.randomness import first_random, name_random
-from vitconv.parity.locus import Combination, Placed
+from vitconv.parity.locus import Placed
+from vitconv.parity.order import explained_in_order, order_of
 from vitconv.parity.pair import GIVEN, PROBE, Pair, pair_of
 from vitconv.parity.precision import precision_of
 from vitconv.parity.search import Budget, Sample, Search, State
@@ -30,49 +31,6 @@ INPUTS = ("coloured", "low-variance")
 ROUNDED = "coordinates-rounded"
 # Runs with different random numbers; a path that is dropped in one image of ten shows in most of four pairs.
 RANDOM_RUNS = 5
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What was found.
-
-    Attributes:
-        found: the faults, all at once: `name`, or `name@3` in block 3; () when nothing explains the difference.
-        before, after: the largest relative error between the sides, and with the faults put in.
-        excluded: the faults that were tried and do not explain it.
-        undetectable: the faults that could not be excluded at this noise.
-        rounds: how many faults were put in at once.
-        others: further combinations that give the same, to what could be told.
-        side: the side that has the faults, measured against the other one.
-        titles: the faults in words.
-        reason: a sentence.
-        proven: the error falls to what rounding gives; otherwise the size of the error is all that speaks for it.
-        runs: runs of the whole reference network; stretches: of parts of it.
-        unsound: nothing was searched, for the side that is right could not be rebuilt.
-        detail: before and after, forward and backward apart.
-    """
-
-    found: tuple[str, ...] = ()
-    before: float = 0.0
-    after: float = 0.0
-    excluded: tuple[str, ...] = ()
-    undetectable: tuple[str, ...] = ()
-    rounds: int = 0
-    others: tuple[tuple[str, ...], ...] = ()
-    side: str = ""
-    titles: tuple[str, ...] = ()
-    reason: str = ""
-    proven: bool = True
-    runs: int = 0
-    stretches: int = 0
-    unsound: bool = False
-    detail: tuple[Residual, Residual] | None = None
-
-    @property
-    def names(self) -> frozenset[frozenset[str]]:
-        """Return every combination that explains it, as sets of names of the catalogue without blocks."""
-        every = [self.found, *self.others] if self.found else []
-        return frozenset(frozenset(n.partition("@")[0] for n in names) for names in every)
 
 
 def explain(
@@ -146,7 +104,10 @@ def _one_way(pair: Pair, right: Side, wrong: Side, of: str, budget: Budget) -> C
         config = _flat(right, wrong) or rebuilt_config(right, wrong)
     except VitconvError as e:
         return Cause(
-            side=wrong.label, unsound=True, reason=f"side {right.label} cannot be rebuilt as the reference ViT: {e}"
+            side=wrong.label,
+            unsound=True,
+            # One sentence, whatever lines the refusal has.
+            reason=f"side {right.label} cannot be rebuilt as the reference ViT: {' '.join(str(e).split())}",
         )
     weights = pair.weights(right, of)
     stored = of == GIVEN and _unlike(weights, pair.weights(wrong, of))
@@ -281,12 +242,15 @@ def explain_traces(
         catalogue=tuple(catalogue),
         dtype=precision.dtype,
     )
+    order = None if isinstance(config, FlatConfig) else order_of(wrong, config.depth)
+    if order is not None and (cause := explained_in_order(order, search)).found:
+        return cause
     first, found = search.run()
     if first is None:
         return Cause(unsound=True, reason="the reference ViT does not run with side {A}'s facts")
     if not low and not found and not first.passes and FAULTS[ROUNDED].apply(Knobs(config)) is not None:
         return _cause_of_rounded(search, first)
-    return _cause(search, first, found)
+    return cause_of(search, first, found)
 
 
 def _cause_of_rounded(exact: Search, first: State) -> Cause:
@@ -307,7 +271,7 @@ def _cause_of_rounded(exact: Search, first: State) -> Cause:
     start, found = search.run()
     if start is not None and start.passes:
         found = [dataclasses.replace(start, found=(Placed(ROUNDED, None),))]
-    cause = _cause(search, first, found)
+    cause = cause_of(search, first, found)
     if not found or cause.found == (ROUNDED,):
         return cause
     return dataclasses.replace(cause, reason=f"{cause.reason}; what is left is the rounding of coordinates in float32")
@@ -320,47 +284,6 @@ def _on_cpu(run: Trace) -> Trace:
     return dataclasses.replace(
         run, taps=moved(run.taps), tap_grads=moved(run.tap_grads), grads=moved(run.grads), output=run.output.cpu()
     )
-
-
-def _cause(search: Search, first: State, found: Sequence[State]) -> Cause:
-    before = max(first.left.forward, first.left.backward)
-    known = {"before": before, "runs": search.runs, "stretches": search.stretches}
-    if first.passes:
-        return Cause(after=before, reason="with side {A}'s facts side {B} computes the same: no fault", **known)  # type: ignore[arg-type]
-    if not found:
-        locus = first.locus
-        at = "" if locus is None else f"; they part {locus.phase} at {locus.tap}"
-        reason = f"none of the {len(search.tried)} faults that could show there explains it, nor do pairs of them{at}"
-        return Cause(after=before, excluded=tuple(search.tried), reason=reason, **known)  # type: ignore[arg-type]
-    best = found[0]
-    explained = {p.name for s in found for p in s.found}
-    block = search.config.label if isinstance(search.config, FlatConfig) else str
-    words = " and ".join(p.title(block) for p in best.found)
-    return Cause(
-        found=_names(best.found, block),
-        after=max(best.left.forward, best.left.backward),
-        excluded=tuple(name for name in search.tried if name not in explained),
-        rounds=len(best.found),
-        others=tuple(_names(s.found, block) for s in _distinct(found)),
-        titles=tuple(p.title(block) for p in best.found),
-        reason=f"side {{B}} is side {{A}} with this: {words}",
-        detail=(first.left, best.left),
-        **known,  # type: ignore[arg-type]
-    )
-
-
-def _names(found: Combination, block: Callable[[int], str]) -> tuple[str, ...]:
-    return tuple(p.told(block) for p in found)
-
-
-def _distinct(found: Sequence[State]) -> Iterator[State]:
-    """Yield what is not the first, nor the same with its blocks spelled out."""
-    seen = {frozenset(p.name for p in found[0].found)}
-    for state in found[1:]:
-        names = frozenset(p.name for p in state.found)
-        if names not in seen:
-            seen.add(names)
-            yield state
 
 
 def _unlike(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:

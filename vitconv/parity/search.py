@@ -23,7 +23,7 @@ from vitconv.parity.faults.error import (
     residual,
     widened,
 )
-from vitconv.parity.faults.fault import AnyConfig, Fault, Knobs
+from vitconv.parity.faults.fault import MEASURED, AnyConfig, Fault, Knobs
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.parity.locus import Combination, Locus, Placed, layer_in, locate
 
@@ -252,7 +252,7 @@ class Search:
         """Yield the names of the faults that can show at the locus."""
         for name in self.catalogue:
             fault = FAULTS[name]
-            if fault.visible == "random" or (locus.phase == "forward" and fault.visible == "backward"):
+            if fault.visible in MEASURED or (locus.phase == "forward" and fault.visible == "backward"):
                 continue
             kinds = locus.kinds if fault.visible != "backward" or locus.tap != "embed" else {"embed"}
             if kinds & {*fault.shows, *(["norm"] if fault.visible == "backward" and fault.site == "norm" else [])}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,6 +124,8 @@ def trace(
     if seen.repeated:
         many = ", ".join(sorted(seen.repeated, key=list(seen.raw).index)[:4])
         notes["repeated"] = f"{len(seen.repeated)} modules run several times in one pass, such as {many}: not compared"
+    if ran := _out_of_order(seen.calls, built.taps):
+        notes["blocks"] = ran
     if mode.lifted:
         notes["lifted"] = f"{len(mode.lifted)} casts to float32 were made float64: {', '.join(sorted({*mode.lifted}))}"
     return Trace(
@@ -154,6 +156,22 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_grads: Tensor) -> Any:
         return None, *ctx.cotangents
+
+
+def _out_of_order(calls: Sequence[str], taps: Mapping[str, Tap]) -> str:
+    """Return the numbers of the blocks in the order in which they ran, or "" where that is the order of their names.
+
+    Of a network that runs its images one by one, say, the order of one of the passes.
+    """
+
+    def blocks(names: Iterable[str]) -> list[str]:
+        return [n.removeprefix("blocks.") for n in names if n.startswith("blocks.") and not _inside(n)]
+
+    ran, straight = blocks(calls), blocks(taps)
+    passes = ran.count(ran[0]) if ran else 1
+    if len(ran) % passes == 0 and ran == ran[: len(ran) // passes] * passes:
+        ran = ran[: len(ran) // passes]
+    return "" if ran == straight else " ".join(ran)
 
 
 def _inside(name: str) -> bool:

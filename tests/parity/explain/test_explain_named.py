@@ -8,6 +8,8 @@ import torch
 from vitconv.bench.clean import timm_pairs, variants
 from vitconv.bench.detection import cell, mutations, networks, pairs, summary
 from vitconv.bench.matrix import QUICK
+from vitconv.bench.mutate import override
+from vitconv.bench.mutate_order import orders
 from vitconv.parity.explain import explain_traces
 from vitconv.parity.faults import FAULTS
 from vitconv.parity.search import Budget
@@ -57,6 +59,33 @@ def test_norms_and_derivatives_by_hand_are_named(name: str, bench_of, mutation) 
     found = cell(bench_of("token"), [mutation(name)], "fp64")
     assert found.seen and found.named and not found.accused
     assert found.after < 1e-10 < found.before
+
+
+@pytest.mark.parametrize("name", [m.name for m in orders()])
+def test_blocks_that_run_in_another_order_are_named(name: str, bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(name)], "fp64")
+    assert found.seen and found.named and not found.accused
+    assert found.after < 1e-10 < found.before
+
+
+def test_a_fault_among_blocks_in_another_order_is_named_with_its_block(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    both = [mutation("blocks backwards"), mutation("tanh GELU in block 2")]
+    cause = bench.explain(bench.spoiled(*both), "fp64")
+    assert cause.found == ("blocks-reversed", "activation-gelu-tanh@2")
+    assert cause.after < 1e-10 < cause.before
+
+
+def test_blocks_run_image_by_image_are_in_order(bench_of) -> None:
+    bench = bench_of("token")
+    net = bench.spoiled()
+    whole = type(net).forward_features
+
+    def one_by_one(self, x, **_):
+        return torch.cat([whole(self, image[None]) for image in x])
+
+    override(net, forward_features=one_by_one)
+    assert all("blocks" not in t.facts for t in bench.traces(net, "fp64"))
 
 
 def test_a_missing_key_bias_is_no_fault(bench_of, mutation) -> None:
@@ -186,11 +215,13 @@ def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
         mutate_kinds,
         mutate_more,
         mutate_norms,
+        mutate_order,
         mutate_shapes,
         mutate_slopes,
     )
 
-    for module in (mutate, mutate_block, mutate_kinds, mutate_more, mutate_norms, mutate_shapes, mutate_slopes):
+    every = (mutate, mutate_block, mutate_kinds, mutate_more, mutate_norms, mutate_order, mutate_shapes, mutate_slopes)
+    for module in every:
         assert not any(getattr(x, "__module__", "").startswith("vitconv.parity") for x in vars(module).values())
     planted = {t for m in mutations() for t in m.truth} - {""}
     assert planted <= {*FAULTS}

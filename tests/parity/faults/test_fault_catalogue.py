@@ -11,11 +11,11 @@ import torch
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.faults import FAULTS, Fault, Knobs
 from vitconv.parity.faults.error import exact_scale, ratios
-from vitconv.parity.faults.fault import KINDS
+from vitconv.parity.faults.fault import KINDS, MEASURED
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.parity.trace import cotangent_of
 
-DRAWN = [name for name, fault in FAULTS.items() if fault.visible != "random" and "plain" in fault.families]
+DRAWN = [name for name, fault in FAULTS.items() if fault.visible not in MEASURED and "plain" in fault.families]
 # Making a network costs more than running it.
 TEMPLATES: dict = {}
 ORDER = ("token", "rich", "distilled", "deepnorm", "rms")
@@ -51,7 +51,7 @@ def test_an_entry_is_complete(name: str) -> None:
     assert fault.title[0].islower() or fault.title.split()[0] in ("LayerScale", "K")
     assert set(fault.shows) <= {*KINDS}
     assert all(hasattr(Semantics(), fact) for fact in fault.facts)
-    assert (fault.visible == "random") == (not (fault.weights or fault.model or fault.images or fault.config))
+    assert (fault.visible in MEASURED) == (not (fault.weights or fault.model or fault.images or fault.config))
     assert fault.site in fault.summary
 
 
@@ -87,7 +87,7 @@ def test_taken_back_the_network_is_as_before_to_the_bit(network, images) -> None
     templates: dict = {}
     for fault in FAULTS.values():
         spoiled = fault.apply(knobs, layers_of(fault))
-        if spoiled is not None and fault.visible != "random":
+        if spoiled is not None and fault.visible not in MEASURED:
             # All share the templates, which must not keep anything of it.
             Rebuilt(spoiled, weights, templates=templates)
     again = Rebuilt(knobs, weights, templates=templates).run(images, cotangent_of((3, 5), 0))
@@ -129,6 +129,14 @@ def test_two_faults_are_put_in_one_after_the_other(network_named, images, clean)
     assert both is not None and back is not None
     assert not torch.allclose(both.output, clean["token"].output)
     assert torch.equal(back.output, clean["token"].output), "reversed twice it is as it was"
+
+
+def test_half_of_one_head_is_one_head(network_named, images) -> None:
+    config, weights = network_named("token")
+    one, half = FAULTS["heads-one"], FAULTS["heads-halved"]
+    both, alone = run(config, weights, images, (one, None), (half, None)), run(config, weights, images, (one, None))
+    assert both is not None and alone is not None
+    assert torch.equal(both.output, alone.output)
 
 
 def test_gradients_of_changed_files_are_at_the_changed_weights(network_named, images) -> None:

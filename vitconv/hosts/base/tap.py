@@ -52,12 +52,13 @@ class Recording:
     """What the taps saw, in running order: `raw` holds the whole tensors, which are part of the autograd graph.
 
     Where a module runs several times in one pass (images one by one, shared blocks) no one value has the name: these
-    names are in `repeated`, and neither in `values` nor in `gradients`.
+    names are in `repeated`, and neither in `values` nor in `gradients`. `calls` are all names, as often as they came.
     """
 
     taps: Mapping[str, Tap]
     raw: dict[str, Tensor] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
 
     def values(self) -> dict[str, Tensor]:
         """Return {canonical name: value}."""
@@ -83,6 +84,7 @@ def recording(taps: Mapping[str, Tap], *, gradients: bool = False, change: Chang
         new = None if change is None else change(name, whole)
         if new is not None and isinstance(value, (tuple, list)) and taps[name].side == "output":
             raise Refused(f"the value of {name} stands in a tuple and cannot be changed")
+        seen.calls.append(name)
         if name in seen.raw:
             seen.repeated.add(name)
         seen.raw[name] = whole if new is None else new

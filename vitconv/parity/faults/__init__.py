@@ -22,13 +22,14 @@ from vitconv.parity.faults import (
     norm_forms,
     precision,
     stages,
+    watched,
     windows,
 )
 from vitconv.parity.faults.fault import Fault, Knobs
 
 _SITES = (
     image, embed, norm, norm_forms, attention, axes, windows, mlp, block, stages, focused, head, precision, backward,
-    cuts, norm_backward,
+    cuts, norm_backward, watched,
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _transposed(*parts: str) -> OnWeights:
 def _heads(factor: Callable[[int], int]) -> OnModel:
     def change(model: ViT, layers: Iterable[int]) -> None:
         for attn in _attentions(model, layers):
-            heads = factor(attn.heads)
+            heads = max(1, factor(attn.heads))
             # A scale that is not the usual one was set by hand and stays.
             if abs(attn.scale - (attn.q.out_features // attn.heads) ** -0.5) < 1e-12:
                 attn.scale = (attn.q.out_features // heads) ** -0.5

@@ -36,8 +36,10 @@ _SHOWS = {
     "backward": KINDS,
 }
 # always: by the values, in any precision that is fine enough. half: only as more rounding error. backward: only in
-# gradients. never: the function is the same. random: two runs differ.
-VISIBLE = ("always", "half", "backward", "never", "random")
+# gradients. never: the function is the same. random: two runs differ. watched: where it happens, by watching the run.
+VISIBLE = ("always", "half", "backward", "never", "random", "watched")
+# Those that nothing has to be changed for: they are measured, and no candidates of a search.
+MEASURED = ("random", "watched")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Fault:
             "backward": ", gradients only",
             "never": ", the function is the same",
             "random": ", two runs differ",
+            "watched": ", the run shows it",
         }[self.visible]
         return f"{self.title} ({self.site}{seen})"
 

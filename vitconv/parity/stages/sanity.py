@@ -42,6 +42,8 @@ def sound(pair: Pair) -> Stage:
         scale, exact = scale_of(precision), precision == "fp64"
         t = pair.run(side, inputs, precision, PROBE, loss_scale=scale, saved=exact)
         rows.append(_repeats(pair, side, inputs, t))
+        if "blocks" in t.facts:
+            notes.append(f"{side.label}: blocks ran in the order {', '.join(t.facts['blocks'].split())}")
         for of in pair.sets:
             rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale, saved=exact))
         without = pair.run(side, inputs, precision, PROBE, backward=False)
