@@ -24,6 +24,51 @@ ASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transformers-v2": ("transformers", "swinv2", {**HF, "window_size": 4}),
     "torchvision": ("torchvision", "SwinTransformer", {**VISION, "window_size": [4, 4], "image_size": 32}),
 }
+PYRAMID: dict[str, Any] = {
+    "hidden_sizes": [8, 12, 16, 24], "depths": [2, 1, 1, 2], "num_attention_heads": [1, 2, 2, 3], "num_labels": 5,
+    "mlp_ratios": [2, 2, 2, 2], "image_size": 64,
+}  # fmt: skip
+TIMM_PYRAMID: dict[str, Any] = {
+    "embed_dims": (8, 12, 16, 24), "depths": (2, 1, 1, 2), "num_heads": (1, 2, 2, 3), "num_classes": 5,
+    "mlp_ratios": (2, 2, 2, 2), "image_size": 64,
+}  # fmt: skip
+# What is asked for, and eps of the norms of patches and reduced keys there.
+PYRAMIDS: dict[str, tuple[str, str, dict[str, Any], float]] = {
+    "timm pvt v2": ("timm", "pvt_v2_b0", TIMM_PYRAMID, 1e-5),
+    "timm pvt v2 linear": ("timm", "pvt_v2_b2_li", TIMM_PYRAMID, 1e-5),
+    "transformers pvt": ("transformers", "pvt", PYRAMID, 1e-6),
+    "transformers pvt v2": ("transformers", "pvt_v2", PYRAMID, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_a_live_pyramid_tells_its_facts(name: str) -> None:
+    host, model, options, eps = PYRAMIDS[name]
+    b = load(HOSTS, host).build(Spec(model, options))
+    facts, v1 = b.facts, name.endswith("pvt")
+    assert (facts.stage_heads, facts.window, facts.image_size) == ((1, 2, 2, 3), None, (64, 64))
+    assert (facts.norm_eps, facts.embed_norm_eps, facts.final_norm_eps) == (1e-6, eps, 1e-6 if v1 else None)
+    assert (facts.attention, facts.activation, facts.norm_placement) == ("softmax", "gelu", "pre")
+    assert facts.pooling == ("token" if v1 else "avg")
+    assert list(b.taps)[:2] == ["embed", "stages.0.blocks.0"]
+    # PVTv2 ends every stage with a norm, and has none behind the last one.
+    assert ("norm" in b.taps) == v1
+    with torch.no_grad():
+        assert b(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_images_of_another_size_are_those_of_the_configuration() -> None:
+    plain = {k: v for k, v in TIMM_PYRAMID.items() if k != "image_size"}
+    assert load(HOSTS, "timm").build(Spec("pvt_v2_b0", plain)).facts.image_size == (224, 224)
+
+
+@pytest.mark.slow
+def test_pyramids_of_two_libraries_are_the_same_but_for_an_eps() -> None:
+    args = {"set_a": TIMM_PYRAMID, "set_b": PYRAMID, "precisions": ()}
+    result = verify("timm:pvt_v2_b0", "transformers:pvt_v2", **args)  # type: ignore[arg-type]
+    assert result.exit_code == 1
+    found = {frozenset(n) for n in result.cause.names}
+    assert frozenset({"eps-patches-1e-6", "eps-reduced-1e-6"}) in found or frozenset({"eps-everywhere-1e-6"}) in found
 
 
 def built(name: str) -> Built:

@@ -6,6 +6,7 @@ relative positions, a table of coordinates, a scale of the cosine, a `shift_size
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import log, log2, log10
@@ -322,6 +323,49 @@ def of_swin_v2() -> Iterator[Mutation]:
 def _bounded(net: Any) -> bool:
     # transformers adds the shift's mask twice, which shows as soon as logits are not bounded by the cosine.
     return _has("logit_scale")(net) and not type(net).__module__.startswith("transformers.")
+
+
+def _pyramid_norms(part: str) -> Callable[[Any], list[Any]]:
+    """Return how to find norms of a pyramid: of patches, reduced keys, ends of stages, or all."""
+    places = {
+        "patches": r"(patch_embed|.*downsample|.*patch_embedding|.*patch_embeddings\.\d+)\.(norm|layer_norm)",
+        "reduced": r".*(attn|attention|self)\.(norm|layer_norm)",
+        "ends": r"(stages|.*encoder\.layers)\.\d+\.(norm|layer_norm)",
+        "everywhere": ".*",
+    }
+
+    def find(net: Any) -> list[Any]:
+        named = net.named_modules()
+        return [m for n, m in named if isinstance(m, nn.LayerNorm) and re.fullmatch(places[part], n)]
+
+    return find
+
+
+def _pyramid(part: str) -> Callable[[Any], bool]:
+    find = _pyramid_norms(part)
+    return lambda net: re.match("Pyramid|Pvt", type(net).__name__) is not None and bool(find(net))
+
+
+def _no_reduced_norm(net: Any) -> None:
+    for norm in _pyramid_norms("reduced")(net):
+        override(norm, forward=lambda self, x: x)
+
+
+def _no_reduced_bias(net: Any) -> None:
+    for name, m in net.named_modules():
+        if name.endswith((".sr", ".spatial_reduction", ".sequence_reduction")) and m is not None:
+            override(m, forward=lambda self, x: nn.functional.conv2d(x, self.weight, None, self.stride))
+
+
+def of_pyramids() -> Iterator[Mutation]:
+    """Yield what PVT and PVTv2 can have."""
+    for part in ("patches", "reduced", "ends", "everywhere"):
+        for eps in ("1e-3", "1e-12"):
+            change = _eps(_pyramid_norms(part), float(eps))
+            yield Mutation(f"pyramid eps {eps}, {part}", (f"eps-{part}-{eps}",), change, _pyramid(part))
+    yield Mutation("reduced keys without norm", ("reduced-norm-missing",), _no_reduced_norm, _pyramid("reduced"))
+    yield Mutation("reduction without bias", ("reduced-bias-missing",), _no_reduced_bias, _pyramid("reduced"))
+    yield Mutation("tanh GELU in a pyramid", ("activation-gelu-tanh",), _tanh, _pyramid("everywhere"))
 
 
 def _timm_v2(net: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The clean networks of stages that are spoiled: Swin and Swin V2 of three libraries, 8 wide, of two stages."""
+"""The clean networks of stages that are spoiled: Swin, Swin V2, PVT and PVTv2 of three libraries, 8 wide at first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitconv.bench.mutate import Mutation
-from vitconv.bench.mutate_stages import of_every_swin, of_swin_v2
+from vitconv.bench.mutate_stages import of_every_swin, of_pyramids, of_swin_v2
 
 _TIMM: Mapping[str, Any] = {
     "img_size": 32, "patch_size": 2, "num_classes": 5, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4),
@@ -22,6 +22,10 @@ _TRANSFORMERS: Mapping[str, Any] = {
     "image_size": 32, "patch_size": 2, "num_labels": 5, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4],
     "window_size": 4,
 }  # fmt: skip
+_PYRAMID: Mapping[str, Any] = {
+    "hidden_sizes": [8, 12, 16, 24], "depths": [2, 1, 1, 2], "num_attention_heads": [1, 2, 2, 3],
+    "mlp_ratios": [2, 2, 2, 2], "num_labels": 5, "image_size": 64,
+}  # fmt: skip
 
 
 def stage_networks() -> dict[str, Callable[[], Any]]:
@@ -31,8 +35,11 @@ def stage_networks() -> dict[str, Callable[[], Any]]:
         "timm swin v2": lambda: _timm("swinv2_tiny_window8_256"),
         "torchvision swin": lambda: _torchvision(v2=False),
         "torchvision swin v2": lambda: _torchvision(v2=True),
-        "transformers swin": lambda: _transformers("swin"),
-        "transformers swin v2": lambda: _transformers("swinv2"),
+        "transformers swin": lambda: _transformers("swin", _TRANSFORMERS),
+        "transformers swin v2": lambda: _transformers("swinv2", _TRANSFORMERS),
+        "timm pvt v2": _timm_pyramid,
+        "transformers pvt": lambda: _transformers("pvt", _PYRAMID),
+        "transformers pvt v2": lambda: _transformers("pvt_v2", _PYRAMID),
     }
 
 
@@ -51,14 +58,24 @@ def _torchvision(*, v2: bool) -> Any:
     return swin.SwinTransformer(**_TORCHVISION, **parts)
 
 
-def _transformers(kind: str) -> Any:
+def _timm_pyramid() -> Any:
+    from timm.models import PyramidVisionTransformerV2
+
+    torch.manual_seed(0)
+    return PyramidVisionTransformerV2(
+        num_classes=_PYRAMID["num_labels"], depths=_PYRAMID["depths"], embed_dims=_PYRAMID["hidden_sizes"],
+        num_heads=_PYRAMID["num_attention_heads"], mlp_ratios=_PYRAMID["mlp_ratios"],
+    )  # fmt: skip
+
+
+def _transformers(kind: str, sizes: Mapping[str, Any]) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **_TRANSFORMERS)
+    config = transformers.AutoConfig.for_model(kind, **sizes)
     return transformers.AutoModelForImageClassification.from_config(config)
 
 
 def stage_mutations() -> list[Mutation]:
     """Return every single mutation of networks of stages."""
-    return [*of_every_swin(), *of_swin_v2()]
+    return [*of_every_swin(), *of_swin_v2(), *of_pyramids()]

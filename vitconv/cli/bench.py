@@ -90,6 +90,7 @@ def convert_command(
     type=click.Choice(
         ["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]
         + [f"{library} swin{v2}" for library in ("timm", "torchvision", "transformers") for v2 in ("", " v2")]
+        + ["timm pvt v2", "transformers pvt", "transformers pvt v2"]
     ),
     help="Spoil this network only; may be repeated. Libraries are then not compared.",
 )  # fmt: skip

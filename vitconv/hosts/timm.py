@@ -42,6 +42,7 @@ _PLACEMENT = {
     "ResPostBlock": "res-post",
     "EvaBlockPostNorm": "res-post",
 }
+_PVT = "timm.models.pvt_v2"
 _SWIN = ("timm.models.swin_transformer", "timm.models.swin_transformer_v2")
 # huggingface/pytorch-image-models, timm/models/swin_transformer.py and swin_transformer_v2.py, 1.0.31.
 STAGES = stages.Names(
@@ -54,11 +55,27 @@ STAGES = stages.Names(
     norm="norm",
     head="head.fc",
 )
+# timm/models/pvt_v2.py, 1.0.31. Every stage ends with a norm; there is none behind the last one.
+PYRAMID = stages.Names(
+    block=r"stages\.(\d+)\.blocks\.(\d+)",
+    norms=("norm1", "norm2"),
+    act="mlp.act",
+    attn="attn",
+    patch="patch_embed.proj",
+    stem="patch_embed.norm",
+    norm="",
+    head="head",
+    ways=r".*\.(downsample|attn)\.norm",
+)
 
 
 def accepts(module: nn.Module) -> bool:
     """Return True for the families of timm that are known, and what is derived from them."""
-    return _swin(module) or family_of(module) is not None
+    return _swin(module) or _pyramid(module) or family_of(module) is not None
+
+
+def _pyramid(module: nn.Module) -> bool:
+    return any(c.__name__ == "PyramidVisionTransformerV2" for c in type(module).__mro__ if c.__module__ == _PVT)
 
 
 def _swin(module: nn.Module) -> bool:
@@ -87,13 +104,17 @@ def make(spec: Spec) -> nn.Module:
         raise UsageError(f"timm has no model {spec.model!r}; close names: {close}")
     try:
         source = f"local-dir:{folder}" if local else spec.model
-        module = timm.create_model(source, **{**spec.options, "pretrained": False})
+        options = dict(spec.options)
+        if name.startswith("pvt_v2"):
+            # It takes images of any size; the one told is that of the images it is run on.
+            options.pop("image_size", None)
+        module = timm.create_model(source, **{**options, "pretrained": False})
     except TypeError as e:
         raise UsageError(f"timm's {spec.model} does not take these arguments: {e}") from e
     if not accepts(module):
         raise Refused(
             f"timm's {spec.model} is {type(module).__name__}; known are its"
-            f" {', '.join(f.prefix for f in FAMILIES)} and Swin families"
+            f" {', '.join(f.prefix for f in FAMILIES)}, Swin and PVTv2 families"
         )
     return module.eval()
 
@@ -106,6 +127,12 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         size = tuple(net.patch_embed.img_size) if net.patch_embed.img_size else None
         dialects = ("timm-swinv2" if v2 else "timm-swin",)
         kind = stages.Kind("timm", STAGES, dialects, run, size, backend="sdpa or eager", rule="timm")
+        return stages.describe(module, spec, kind)
+    if _pyramid(module):
+        usual = (getattr(net, "pretrained_cfg", None) or {}).get("input_size", (0,))[1:]
+        told = spec.facts.image_size or spec.options.get("image_size")
+        size = (told, told) if isinstance(told, int) else told or usual or None
+        kind = stages.Kind("timm", PYRAMID, ("timm-pvtv2",), run, size, backend="sdpa or eager")
         return stages.describe(module, spec, kind)
     family = family_of(module)
     assert family is not None

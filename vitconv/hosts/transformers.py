@@ -24,7 +24,9 @@ from vitconv.layout.semantics import Semantics
 __all__ = ["HOST", "TABLE", "accepts", "describe", "make", "run"]
 
 _SWIN = {"swin": "Swin", "swinv2": "Swinv2"}
-_KNOWN = (*FAMILIES, *_SWIN)
+_PYRAMIDS = {"pvt": "Pvt", "pvt_v2": "PvtV2"}
+_STAGES = {**_SWIN, **_PYRAMIDS}
+_KNOWN = (*FAMILIES, *_STAGES)
 
 
 def accepts(module: nn.Module) -> bool:
@@ -56,7 +58,7 @@ def make(spec: Spec) -> nn.Module:
         raise Refused(f"model type {kind!r}: known are {', '.join((*_KNOWN, *TOWERS))}")
     if attn is not None:
         config._attn_implementation = attn  # noqa: SLF001
-    usual = FAMILIES[kind].classes[0] if kind in FAMILIES else f"{_SWIN[kind]}ForImageClassification"
+    usual = FAMILIES[kind].classes[0] if kind in FAMILIES else f"{_STAGES[kind]}ForImageClassification"
     stated = next(iter(config.architectures or ()), None)
     name = name or tower or stated or usual
     if not hasattr(transformers, name):
@@ -94,6 +96,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
     config = net.config
     if config.model_type in _SWIN:
         return _describe_swin(module, spec)
+    if config.model_type in _PYRAMIDS:
+        return _describe_pyramid(module, spec)
     family = FAMILIES[config.model_type]
     places = locate(module, families.table(family.root))
     pool = places.pop("pool", None)
@@ -161,6 +165,32 @@ def _describe_swin(module: nn.Module, spec: Spec) -> Built:
     # Measured in 5.24: places that a shift keeps apart get -200 where every other codebase adds -100.
     twice = ("transformers adds the mask of shifted windows twice in Swin V2",) if v2 else ()
     return dataclasses.replace(built, facts=facts, notes=(*built.notes, *twice))
+
+
+def _describe_pyramid(module: nn.Module, spec: Spec) -> Built:
+    net: Any = module
+    config, v2 = net.config, net.config.model_type == "pvt_v2"
+    root = f"{config.model_type}." if hasattr(net, config.model_type) else ""
+    at = f"{root}encoder."
+    first = f"{at}layers.0.patch_embedding" if v2 else f"{at}patch_embeddings.0"
+    names = stages.Names(
+        block=re.escape(at) + (r"layers\.(\d+)\.blocks\.(\d+)" if v2 else r"block\.(\d+)\.(\d+)"),
+        norms=("layer_norm_1", "layer_norm_2"),
+        act="mlp.intermediate_act_fn",
+        attn="attention",
+        patch=f"{first}.proj" if v2 else f"{first}.projection",
+        stem=f"{first}.layer_norm",
+        # Every stage of PVTv2 ends with a norm; there is none behind the last one.
+        norm="" if v2 else f"{at}layer_norm",
+        head="classifier",
+        ways=r".*\.(patch_embedding|patch_embeddings\.\d+|attention|self)\.layer_norm",
+    )
+    backend = str(config._attn_implementation)  # noqa: SLF001
+    kind = stages.Kind(
+        "transformers", names, ("hf-pvtv2" if v2 else "hf-pvt",), run, pair(config.image_size), backend=backend,
+        pooling="avg" if v2 else "token",
+    )  # fmt: skip
+    return stages.describe(module, spec, kind)
 
 
 def _facts(net: Any, family: Family, places: Places, image: tuple[int, int]) -> Semantics:

@@ -72,6 +72,12 @@ def _pvt() -> dict[str, Shape]:
     return shapes | _block("stages.1.blocks.0.", 16)
 
 
+def _pvt_v2() -> dict[str, Shape]:
+    """As `_pvt`, with a norm at the end of every stage and none behind the last one."""
+    ends = {f"stages.{s}.norm.{leaf}": (d,) for s, d in ((0, 8), (1, 16)) for leaf in ("weight", "bias")}
+    return {n: s for n, s in _pvt().items() if not n.startswith("norm.")} | ends
+
+
 _NETWORKS: dict[str, tuple[dict[str, Shape], dict[str, Any]]] = {
     "table": (_swin("table"), {"window": (3,), "window_rule": "microsoft", "image_size": (16, 16)}),
     "whole": (_swin("table"), {"window": (3,), "window_rule": "mmseg", "image_size": (6, 6)}),
@@ -94,6 +100,7 @@ _NETWORKS: dict[str, tuple[dict[str, Shape], dict[str, Any]]] = {
     "reduced": (
         _pvt(), {"stage_heads": (2, 4), "activation": "silu", "norm_eps": 1e-6, "final_norm_eps": 1e-6},
     ),
+    "ending with norms": (_pvt_v2(), {"stage_heads": (2, 4), "norm_eps": 1e-4}),
 }  # fmt: skip
 NETWORKS = tuple(_NETWORKS)
 

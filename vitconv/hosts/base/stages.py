@@ -28,7 +28,8 @@ class Names:
             stage = (number - first) / step.
         norms: the norms of a block; act: the activation of its MLP; attn: its attention.
         stem: the norm after the patch projection; patch: that projection.
-        norm, head: the final norm and the classifier, whose input is the pooled value.
+        norm, head: the final norm ("" where there is none) and the classifier, whose input is the pooled value.
+        ways: pattern of the other norms that lead to the blocks or stand in them: of mergings, patches, reduced keys.
     """
 
     block: str
@@ -41,13 +42,14 @@ class Names:
     head: str
     first: int = 0
     step: int = 1
+    ways: str = r"(.*\.)?(downsample|features\.\d+)\.norm"
 
 
 @dataclass(frozen=True)
 class Kind:
     """A host's network of stages: who it is, its names, the dialects of its state dict, and how it runs.
 
-    `rule` is the fact `window_rule` of this codebase.
+    `rule` is the fact `window_rule` of this codebase, `pooling` the fact of that name.
     """
 
     host: str
@@ -58,6 +60,7 @@ class Kind:
     pretrained: tuple[int, ...] | None = None
     backend: str = "eager"
     rule: str | None = None
+    pooling: str = "avg"
 
 
 def blocks_of(module: nn.Module, names: Names) -> dict[tuple[int, int], tuple[str, nn.Module]]:
@@ -85,7 +88,7 @@ def describe(module: nn.Module, spec: Spec, kind: Kind) -> Built:
         for j, part in enumerate(names.norms):
             places[f"stages.{s}.blocks.{i}.norm{j + 1}"] = modules[f"{name}.{part}"]
     for place, name in (("embed.norm", names.stem), ("norm", names.norm), ("head", names.head)):
-        if name in modules and not isinstance(modules[name], nn.Identity):
+        if name and name in modules and not isinstance(modules[name], nn.Identity):
             places[place] = modules[name]
     facts, patch = _facts(modules, blocks, places, kind), modules[names.patch]
     size = kind.image_size or spec.facts.image_size or spec.options.get("image_size") or _usual(facts, patch)
@@ -115,11 +118,11 @@ def _facts(
     cosine = any(hasattr(a, "logit_scale") for row in attns for a in row)
     eps = {
         "norm_eps": common(eps_of(m) for p, m in places.items() if re.search(r"\.norm\d$", p)),
-        # That of the patches and of the mergings, which are one in every codebase.
+        # That of the patches, of the mergings and of reduced keys, which are one in every codebase.
         "embed_norm_eps": common(
             eps
             for p, m in modules.items()
-            if (p == kind.names.stem or re.search(r"(downsample|features\.\d+)\.norm$", p)) and (eps := eps_of(m))
+            if (p == kind.names.stem or re.fullmatch(kind.names.ways, p)) and (eps := eps_of(m))
         ),
         "final_norm_eps": eps_of(places["norm"]) if "norm" in places else None,
     }
@@ -131,7 +134,7 @@ def _facts(
         "activation": common(name_of(attrgetter(kind.names.act)(m)) for _, m in blocks.values()),
         "attention": "cosine" if cosine else "softmax",
         "kv_normalised": True,
-        "pooling": "avg",
+        "pooling": kind.pooling,
         "stage_heads": tuple(heads) if all(heads) else None,
         "window": tuple(windows) if all(windows) else None,
         "window_width": tuple(widths) if all(windows) and all(widths) and widths != windows else None,
@@ -185,7 +188,7 @@ def _taps(
     first = next(iter(blocks.values()))[1]
     taps = {"embed": Tap(first, "input", flat=True)}
     taps |= {f"stages.{s}.blocks.{i}": Tap(m, "output", flat=True) for (s, i), (_, m) in blocks.items()}
-    if names.norm in modules:
+    if names.norm and names.norm in modules:
         taps["norm"] = Tap(modules[names.norm], "output", flat=True)
     if names.head in modules:
         taps["pool"] = Tap(modules[names.head], "input")

@@ -102,6 +102,11 @@ class FlatConfig:
         return self.has("embed.norm.weight")
 
     @property
+    def ends(self) -> bool:
+        """Whether stages end with a norm of their own."""
+        return any(self.has(f"stages.{s}.norm.weight") for s in range(len(self.stages.depths)))
+
+    @property
     def head_bias(self) -> bool:
         """Whether the classifier has a bias."""
         return self.has("head.bias")

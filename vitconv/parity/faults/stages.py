@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +115,18 @@ def _without_norm(merge: Any) -> None:
     merge.norm = None
 
 
-def _embed_eps(value: float) -> OnModel:
+# What leads to the blocks, by the places of its norms: of patches, at the ends of stages, and all that there are.
+_PATCHES = r"embed\.norm|(.+\.)?way\.patch_norm"
+_ENDS = r"trunk_norm|(.+\.)?way\.before"
+
+
+def _eps_at(places: str, value: float) -> OnModel:
+    """Change eps of the norms, and mergings, whose names match a pattern."""
+
     def change(model: Any, _layers: Iterable[int]) -> None:
-        model.embed.norm.eps = value
+        for name, module in model.named_modules():
+            if hasattr(module, "eps") and re.fullmatch(places, name):
+                module.eps = value
 
     return change
 
@@ -178,9 +188,25 @@ def _entries() -> Iterator[Fault]:
         change, title = _norms("attn.sr_norm", _eps(float(eps))), f"eps of the norms of reduced keys is {eps}"
         yield entry(f"eps-reduced-{eps}", title, differs(reduced), model=change,
                     per_block=True, **known)  # fmt: skip
-        title = f"eps of the norm of the patches is {eps}"
-        yield entry(f"eps-patches-{eps}", title, differs(lambda c: c.embed_norm), site="embed",
-                    model=_embed_eps(float(eps)), **known)  # fmt: skip
+        title = f"eps of the norms of patches is {eps}"
+        patches = differs(lambda c: c.embed_norm or c.somewhere("patch_norm.weight"))
+        yield entry(f"eps-patches-{eps}", title, patches, site="embed", shows=("embed", "attn", "mlp", "block"),
+                    model=_eps_at(_PATCHES, float(eps)), **known)  # fmt: skip
+
+        def other_ends(c: FlatConfig, eps: str = eps) -> bool:
+            return c.ends and c.facts.norm_eps != float(eps)
+
+        yield entry(f"eps-ends-{eps}", f"eps of the norms at the ends of stages is {eps}", other_ends, site="norm",
+                    shows=("attn", "mlp", "block", "norm", "pool"), model=_eps_at(_ENDS, float(eps)),
+                    facts=("norm_eps",))  # fmt: skip
+
+        def any_other(c: FlatConfig, eps: str = eps) -> bool:
+            told = (c.facts.norm_eps, c.facts.embed_norm_eps, c.facts.final_norm_eps)
+            return any(e not in (None, float(eps)) for e in told)
+
+        yield entry(f"eps-everywhere-{eps}", f"eps of all norms is {eps}", any_other, site="norm",
+                    shows=("embed", "attn", "mlp", "block", "norm", "pool"), model=_eps_at(".*", float(eps)),
+                    facts=("norm_eps", "embed_norm_eps", "final_norm_eps"))  # fmt: skip
     title = "reduced keys have no norm"
     yield entry("reduced-norm-missing", title, reduced, model=_norms("attn.sr_norm", _skip), per_block=True)
     yield entry(

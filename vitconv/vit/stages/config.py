@@ -144,7 +144,9 @@ def config_of_stages(shapes: Mapping[str, Shape], facts: Semantics) -> StagesCon
         raise Refused(f"not tensors of a stage-wise network: {', '.join(foreign)}")
     config = StagesConfig(dict(shapes), facts)
     known = facts.known()
-    lacking = [f"--set {name}={value}" for name, value in _NEEDED.items() if name not in known]
+    # Every stage of PVTv2 ends with a norm of its own, and there is none behind the last one.
+    spare = () if config.has("norm") else ("final_norm_eps",)
+    lacking = [f"--set {name}={value}" for name, value in _NEEDED.items() if name not in (*known, *spare)]
     blocks = [(s, i) for s, depth in enumerate(config.depths) for i in range(depth)]
     if any(config.focused(s, i) for s, i in blocks):
         if facts.attention not in FOCUSED or facts.attention == "focused-linear":
