@@ -63,6 +63,26 @@ def test_random_numbers_in_eval_are_found_and_named(name, live):
     assert result.reason.startswith("A: repeats")
 
 
+def test_a_forward_that_holds_the_instance_it_was_made_on_runs_in_the_copy(live):
+    def change(module: Any) -> None:
+        blocks, inner = module.blocks, module.forward
+        module.forward = lambda images: inner(images) + 0 * blocks[0].norm1.weight.sum()
+
+    result = verify(live(), live(change), **QUICK)
+    assert result.verdict == "same", result.reason
+
+
+def test_a_class_that_holds_an_instance_is_told_why_nothing_moves(live):
+    def change(module: Any) -> None:
+        inner = module.forward
+        module.__class__ = type("Held", (type(module),), {"forward": lambda self, images: inner(images)})
+
+    result = verify(live(), live(change), **QUICK)
+    assert result.verdict == "undecided"
+    assert result.reason.startswith("B: runs its own parts: a copy of it runs embed")
+    assert "holds that instance where it should take self" in result.reason
+
+
 def test_a_quiet_dropout_is_no_randomness(live):
     result = verify(live(), live(), **QUICK)
     assert [r.status for r in result.stage("sanity").rows if "repeats" in r.name] == ["ok", "ok"]

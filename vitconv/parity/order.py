@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from vitconv.parity.cause import Cause, cause_of
-from vitconv.parity.faults.error import Item, Scale
+from vitconv.parity.faults.error import Item, Left, Scale
+from vitconv.parity.faults.rebuild import Seen
 from vitconv.parity.locus import Placed
 from vitconv.parity.search import Search
 from vitconv.parity.trace import Trace
@@ -63,14 +64,12 @@ class Order:
     def _named(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {new: x for name, x in values.items() if (new := self.name(name)) is not None}
 
-    def run(self, run: Trace) -> Trace:
+    def run(self, run: Left) -> Seen:
         """Return a trace under the names of that network, without what belongs to no one place there."""
         taps = self._named(run.taps)
         embed = {n: x for n, x in taps.items() if n == "embed"}
         # Blocks were met as they ran; the embedding was, perhaps, at the input of one of them.
-        return dataclasses.replace(
-            run, taps={**embed, **taps}, tap_grads=self._named(run.tap_grads), grads=self._named(run.grads)
-        )
+        return Seen({**embed, **taps}, run.output, self._named(run.tap_grads), self._named(run.grads))
 
     def scale(self, scale: Scale) -> Scale:
         """Return a scale of that trace under the same names."""

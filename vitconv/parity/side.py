@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vitconv.hosts.base.copied import copied
 from vitconv.hosts.base.host import Built, Host, Spec
 from vitconv.layout.semantics import Semantics
 from vitconv.parity.bridge import Bridge, state_of
@@ -93,7 +93,7 @@ def module_of(
         Refused: the weights do not fit.
     """
     chosen = side.weights if weights is None else weights
-    module = side.host.make(side.ask) if remake and side.remade else copy.deepcopy(side.built.module)
+    module = side.host.make(side.ask) if remake and side.remade else copied(side.built.module)
     module = module.to(device=device, dtype=dtype).eval()
     if chosen is not None:
         side.bridge.write(chosen, state_of(module))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from vitconv.checks.base.data import Data
 from vitconv.checks.base.halves import Halves, half_pass
 from vitconv.checks.base.passes import Pass, one_pass
 from vitconv.checks.base.plan import Plan
+from vitconv.hosts.base.copied import copied
 from vitconv.hosts.base.host import Built, Spec
 from vitconv.inits.audit.audit import Audited, audit_tensors
 from vitconv.inits.base.architecture import Architecture
@@ -145,7 +145,7 @@ class Context:
 
     def fresh(self) -> Built:
         """Return a copy of the network that may be changed, in train mode."""
-        module = copy.deepcopy(self.network.module).train()
+        module = copied(self.network.module).train()
         for parameter in module.parameters():
             parameter.requires_grad_(True)
             parameter.grad = None

@@ -18,6 +18,7 @@ from vitconv.checks.base.data import GIVEN, Data, made_up
 from vitconv.checks.base.plan import Plan
 from vitconv.configs.sizes import SIZES
 from vitconv.errors import NotRecognised, Refused, UsageError
+from vitconv.hosts.base.copied import copied
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.initialise.network import Job, architecture, of_timm, options
 from vitconv.inits.base.architecture import Architecture
@@ -196,11 +197,9 @@ def _as_stored(context: Context, stored: Mapping[str, torch.dtype]) -> Context:
 
 
 def _live(module: nn.Module, wanted: Wanted, name: str) -> Context:
-    import copy
-
     spec = Spec(facts=Semantics(**asked(wanted.sets).facts))
     host: Host = load(HOSTS, "python")
-    built = host.describe(copy.deepcopy(module).float().eval(), spec)
+    built = host.describe(copied(module).float().eval(), spec)
     stored = {n: p.dtype for n, p in module.named_parameters()}
     halves = sorted({str(d).removeprefix("torch.") for d in stored.values() if d in (torch.float16, torch.bfloat16)})
     context = dataclasses.replace(_seen(name, built, spec, wanted), stored=stored)

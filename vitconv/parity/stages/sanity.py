@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from vitconv.hosts.base.copied import ran_of
+from vitconv.hosts.base.host import Built
 from vitconv.layout.match import collapse
 from vitconv.parity.bridge import state_of
 from vitconv.parity.capability import finest, scale_of
@@ -46,10 +50,30 @@ def sound(pair: Pair) -> Stage:
             notes.append(f"{side.label}: blocks ran in the order {', '.join(t.facts['blocks'].split())}")
         for of in pair.sets:
             rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale, saved=exact))
-        without = pair.run(side, inputs, precision, PROBE, backward=False)
+        stray: list[str] = []
+        without = pair.run(side, inputs, precision, PROBE, backward=False, hooks=(partial(_stray, side, stray),))
+        rows += _strays(side, stray)
         rows += [_inference(side, without, t), *_batches(pair, side, without)]
         rows.append(_exercised(pair, side, inputs, t, notes))
     return stage(KEY, TITLE, rows, notes)
+
+
+def _stray(side: Side, found: list[str], _built: Built) -> AbstractContextManager[None]:
+    return ran_of(side.built.module, found)
+
+
+def _strays(side: Side, names: list[str]) -> Iterator[Row]:
+    """Fail a network that runs parts of the one it was copied from: weights put into the copy do not reach them."""
+    if names:
+        said = ", ".join(collapse(list(dict.fromkeys(names))[:6]))
+        yield Row(
+            f"{side.label}: runs its own parts",
+            "fail",
+            f"a copy of it runs {said} of the network that was copied: a forward holds that instance where it should"
+            " take self, so weights put into the copy, and gradients, do not reach them",
+            {"parts": len(names)},
+            "undecided",
+        )
 
 
 def _near(t: Trace) -> float:
