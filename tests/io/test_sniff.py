@@ -36,6 +36,8 @@ def npy(array: object) -> bytes:
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 343000000\n"
+# Members of what torch.export.save of torch 2.14 writes.
+EXPORTED = {"a/data/weights/weight_0": b"1234", "a/models/model.json": b"{}", "a/archive_format": b"pt2"}
 WRONG = {
     "empty": (b"", "empty (0 bytes)"),
     "git-lfs": (LFS, "git-lfs pointer of 71 bytes, not the weights; run git lfs pull"),
@@ -54,6 +56,14 @@ WRONG = {
     "one byte": (b"\x80", "no kind of checkpoint"),
     "nine zeros": (bytes(9), "no kind of checkpoint"),
     "other zip": (zipped(a=b"x"), "neither a torch file nor an npz file; it holds 'a'"),
+    "torch.export": (
+        zipped(**EXPORTED),
+        "a program of torch.export (.pt2); save its weights by themselves: torch.save(",
+    ),
+    "torch.export before 2.8": (zipped(**{"serialized_exported_program.json": b"{}"}), "a program of torch.export"),
+    "keras": (zipped(**{"config.json": b"{}", "model.weights.h5": b"\x89HDF"}), "a model of Keras (.keras); save"),
+    "core ml": (zipped(**{"m.mlpackage/Data/com.apple.CoreML/model.mlmodel": b"x"}), "a model of Core ML"),
+    "zipped folder": (zipped(**{"run/model.safetensors": b"x", "run/config.json": b"{}"}), "unpack it first (it holds"),
     "empty zip": (zipped(), "it holds nothing"),
     "plain pickle": (b"\x80\x04]\x94.", "a pickle without torch's mark"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,38 @@ def test_tensors_of_a_tpu_that_were_kept_in_another_dtype(tmp_path: Path) -> Non
     answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors", "--to", "timm")
     assert answer.code == 3
     assert "head.bias" in answer.err and "BF16, kept as a numpy array of F32" in answer.err
+
+
+STATE_OF = {
+    "bare": lambda state: state,
+    "named": lambda state: {"epoch": 3, "optimizer": state},
+    "of any name": lambda state: {"opt_g": state, "step": 3},
+    "by parameter": lambda state: {"optim": {"state": {"vit.head.bias": state["state"][0]}, "param_groups": []}},
+}
+
+
+@pytest.mark.parametrize("inside", STATE_OF.values(), ids=STATE_OF.keys())
+def test_a_file_of_nothing_but_an_optimizers_state_is_told(inside: Callable[[Any], Any], tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.randn(3, 4))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    answer = vitconv(
+        "convert", save(tmp_path / "optimizer.pt", inside(optimizer.state_dict())), tmp_path / "o", "--to", "timm"
+    )
+    assert answer.code == 1
+    assert "3 tensors are the state of an optimizer ('step', 'exp_avg', 'exp_avg_sq')" in answer.err
+    assert "--optimizer-from" in answer.err
+
+
+def test_other_state_of_a_training_is_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "random.pt", {"scheduler": {"lrs": torch.ones(3)}, "rng_state": torch.get_rng_state()})
+    answer = vitconv("inspect", path)
+    assert "its 2 tensors are other state of a training ('scheduler', 'rng_state')" in answer.out
+
+
+def test_an_optimizers_state_of_any_name_is_no_set_of_weights(tmp_path: Path) -> None:
+    moments = {"state": {0: {"exp_avg": torch.randn(3, 4)}}, "param_groups": []}
+    answer = vitconv("inspect", save(tmp_path / "s.pth", {"model": rand_t(), "solver": moments}))
+    assert answer.code == 0, answer.text
+    assert "1 tensors of optimizer or other training state" in answer.out

@@ -118,7 +118,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     refuse_crowd(checkpoint, lambda some: recognise_open(some, wishes))
     found = branches(checkpoint)
     if not found:
-        raise NotRecognised(f"{checkpoint.path} holds no tensors" + _and(checkpoint.notes))
+        from vitconv.conversion.no_weights import no_weights
+
+        raise NotRecognised(no_weights(checkpoint))
     chosen = respelled(with_bits(pick(found, wishes.branch), wishes.bits), wishes.drop)
     chosen = settled_biases(chosen, checkpoint.read)
     if any(".lora_" in key for key in chosen.tensors):
@@ -361,11 +363,6 @@ def _tied(branch: Branch, match: Match) -> list[str]:
             by_place.setdefault((t.blob, t.start, t.shape, t.strides), []).append(key)
     tied = [" = ".join(keys) for keys in by_place.values() if len(keys) > 1]
     return [f"the same bytes under several names, written once for each: {'; '.join(tied[:4])}"] if tied else []
-
-
-def _and(notes: Iterable[str]) -> str:
-    text = "; ".join(notes)
-    return f" ({text})" if text else ""
 
 
 def with_facts(r: Recognised, more: Mapping[str, Any], source: str) -> Recognised:

@@ -33,9 +33,10 @@ def read(file: File, members: dict[str, Member]) -> Contents:
     """
     arrays = {name: member for name, member in members.items() if name.endswith(".npy")}
     if not arrays:
-        raise BadFile(
-            f"{file.path}: a zip that is neither a torch file nor an npz file; it holds {some(members) or 'nothing'}"
-        )
+        # Here, since it is only for refusals.
+        from vitconv.io.foreign_zip import what_it_is
+
+        raise BadFile(f"{file.path}: {what_it_is(members)}")
     headers: list[bytes] = []
     tensors: list[Stored] = []
     faults: dict[str, list[str]] = {}

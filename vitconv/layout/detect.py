@@ -74,7 +74,7 @@ def detect(
         near = closest(asked, header, given, told=False)
         if near.missing and len(near.missing) <= _FEW and not near.unknown:
             raise NotRecognised(f"{_unrecognised(header, near, plain)}\n  or {_options(m)}")
-    raise _unrecognised(header, m, plain)
+    raise _unrecognised(header, m, plain, given)
 
 
 def above(name: str, under: Mapping[str, str]) -> list[str]:
@@ -116,8 +116,16 @@ def _refusal(dialect: Dialect, m: Match, header: Header) -> Refused | None:
     return Refused(f"{whose} cannot be carried:\n  " + "\n  ".join(reasons))
 
 
-def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognised:
-    if not m.bound:
+def _unrecognised(
+    header: Header, m: Match, asked: list[Dialect], given: Mapping[str, int] | None = None
+) -> NotRecognised:
+    # Here, as below: files that fit need none.
+    from vitconv.layout.layer_names import lost_layers, renamed, without_lost
+
+    other = None if any(b.layer is not None for b in m.bound) else renamed(asked, header, given)
+    if other is not None:
+        m = other[0]
+    elif not m.bound:
         known, name = max(((_named(d, header), d.name) for d in asked), key=lambda pair: len(pair[0]))
         have = (
             f"; only {_list(known)} are names that one has ({name})" if known else ", and none has any of their names"
@@ -126,19 +134,20 @@ def _unrecognised(header: Header, m: Match, asked: list[Dialect]) -> NotRecognis
     lines = [f"no dialect explains these {len(header.shapes)} tensors; closest: {m.dialect.name}"]
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
+    lost, gone = lost_layers(m, header)
+    lines += [*([other[1]] if other else []), *lost]
     if m.conflict:
-        # Here, since files that fit need none.
         from vitconv.layout.shape_hints import shape_hint
 
         lines.append(f"shapes do not fit: {m.conflict}")
         lines += filter(None, [shape_hint(m, header)])
     if m.unknown:
         lines.append(f"unknown here: {_list(m.unknown)}")
-    if m.missing:
-        lines.append(f"missing: {_list(m.missing)}")
-    if not (m.unknown or m.missing or m.conflict):
+    if missing := without_lost(m.missing, gone):
+        lines.append(f"missing: {_list(missing)}")
+    if other is None and not (m.unknown or m.missing or m.conflict):
         lines.append(_options(m))
-    if m.unknown and not m.missing and not m.conflict:
+    if m.unknown and not m.missing and not m.conflict and other is None:
         stems = {b.key.partition(f".{b.layer}.")[0] for b in m.bound if b.layer is not None}
         inside = [k for k in m.unknown if any(k.startswith(f"{stem}.") for stem in stems)]
         lines.append(

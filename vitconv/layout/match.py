@@ -60,8 +60,8 @@ class Match:
 
     @property
     def badness(self) -> tuple[int, int]:
-        """How far from fitting, for naming the closest."""
-        return (len(self.unknown) + len(self.missing), int(self.conflict is not None))
+        """How far from fitting, for naming the closest; what several layers lack counts once, as it is said once."""
+        return (len(self.unknown) + len(collapse(self.missing)), int(self.conflict is not None))
 
 
 def readings(
@@ -126,13 +126,15 @@ def closest(
         own = own or [v for v in dialect.foreign if wanted and v.agrees(wanted)]
         variants += own if told else [v for v in own if not any(o.asked for o in v.options)]
     order = sorted((_at_least(v, header), j) for j, v in enumerate(variants))
-    tried: list[Match] = []
+    tried: list[tuple[tuple[Any, ...], Match]] = []
+    least_far: tuple[Any, ...] | None = None
     for least, j in order:
-        if tried and least > min(m.badness for m in tried)[0]:
+        if least_far is not None and least > least_far[0][0]:
             break
-        tried.append(_cover(variants[j], header))
-    least_far = min(map(_distance, tried))
-    near = [m for m in tried if _distance(m) == least_far]
+        m = _cover(variants[j], header)
+        tried.append((_distance(m), m))
+        least_far = min(least_far or tried[-1][0], tried[-1][0])
+    near = [m for far, m in tried if far == least_far]
     # Of those that are as near a more general dialect is named before its special cases.
     names = {m.dialect.name for m in near}
     near = [m for m in near if m.dialect.under not in names]
