@@ -52,6 +52,41 @@ def test_a_healthy_swin_is_looked_at_and_gives_no_warning(name: str, tmp_path: P
     assert [f.text for f in faults(found)] == []
 
 
+@pytest.mark.parametrize("library", ["timm", "pvt", "pvt_v2"])
+@pytest.mark.parametrize("name", ["facts", "init-audit", "decay-groups"])
+def test_a_healthy_pyramid_gives_no_warning(name: str, library: str, check: Any, faults: Any) -> None:
+    found = check(name, context_of(pyramid(library), Wanted()))
+    assert found.findings, found.skipped
+    assert [f.text for f in faults(found)] == []
+
+
+def test_a_pyramid_whose_last_stage_lacks_its_norm_is_told(check: Any, faults: Any) -> None:
+    context = context_of(pyramid("timm"), Wanted())
+    assert context.weights is not None
+    # That of the first stage stays.
+    less = {n: w for n, w in context.weights.items() if not n.startswith("stages.1.norm.")}
+    assert len(less) == len(context.weights) - 2
+    assert any("no norm stands" in f.text for f in faults(check("facts", dataclasses.replace(context, weights=less))))
+
+
+def pyramid(library: str) -> Any:
+    size: dict[str, Any] = {"depths": [2, 2], "mlp_ratios": [4, 4], "sr_ratios": [2, 1]}
+    torch.manual_seed(0)
+    if library == "timm":
+        from timm.models import PyramidVisionTransformerV2
+
+        return PyramidVisionTransformerV2(embed_dims=[48, 96], num_heads=[2, 4], num_classes=10, **size)
+    import transformers
+
+    if library == "pvt":
+        size["sequence_reduction_ratios"] = size.pop("sr_ratios")
+    config = transformers.AutoConfig.for_model(
+        library, hidden_sizes=[48, 96], num_attention_heads=[2, 4], num_labels=10, image_size=64, **size,
+        num_encoder_blocks=2, patch_sizes=[7, 3] if library == "pvt_v2" else [4, 2], strides=[4, 2],
+    )  # fmt: skip
+    return transformers.AutoModelForImageClassification.from_config(config)
+
+
 @pytest.mark.parametrize(
     ("name", "plant", "says"),
     [

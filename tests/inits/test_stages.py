@@ -51,7 +51,36 @@ def renamed(weights: Weights) -> Weights:
     return {k.replace("head.fc.", "head."): t for k, t in out.items()}
 
 
+def pyramid(library: str) -> torch.nn.Module:
+    size: dict[str, Any] = {"depths": [2, 1, 1, 2], "mlp_ratios": [4, 4, 4, 4]}
+    widths, heads = [48, 64, 96, 128], [1, 2, 3, 4]
+    torch.manual_seed(0)
+    if library == "timm":
+        from timm.models import PyramidVisionTransformerV2
+
+        return PyramidVisionTransformerV2(embed_dims=widths, num_heads=heads, num_classes=10, **size)
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        library, hidden_sizes=widths, num_attention_heads=heads, num_labels=10, image_size=64, **size
+    )
+    return transformers.AutoModelForImageClassification.from_config(config)
+
+
+def authors_pvt() -> Weights:
+    """transformers' PVT with the convolutions as torch makes them, which whai362/PVT leaves so."""
+    net = pyramid("pvt")
+    for m in net.modules():
+        if isinstance(m, torch.nn.Conv2d):
+            m.reset_parameters()
+    return dict(net.state_dict())
+
+
 MODELS: dict[str, Callable[[], Weights]] = {
+    "timm pvt v2": lambda: dict(pyramid("timm").state_dict()),
+    "transformers pvt": lambda: dict(pyramid("pvt").state_dict()),
+    "transformers pvt v2": lambda: dict(pyramid("pvt_v2").state_dict()),
+    "pvt": authors_pvt,
     "timm": lambda: dict(timm_swin().state_dict()),
     "microsoft": lambda: renamed(dict(timm_swin().state_dict())),
     "transformers": lambda: dict(hf_swin().state_dict()),
@@ -71,7 +100,16 @@ def ids(found: Audited) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [("timm", "timm"), ("microsoft", "timm"), ("transformers", "hf-deit"), ("timm-v2", "small-gain")],
+    [
+        ("timm", "timm"),
+        ("microsoft", "timm"),
+        ("transformers", "hf-deit"),
+        ("timm-v2", "small-gain"),
+        ("timm pvt v2", "pvt-v2"),
+        ("transformers pvt", "hf-pvt"),
+        ("transformers pvt v2", "pvt-v2"),
+        ("pvt", "pvt"),
+    ],
 )
 def test_a_fresh_swin_is_never_trained_and_its_scheme_is_named(name: str, scheme: str, tmp_path: Path) -> None:
     found = audit_file(saved(tmp_path, MODELS[name]()))

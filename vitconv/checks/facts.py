@@ -78,7 +78,10 @@ def _residual(context: Context, limits: Limits) -> Iterator[Finding]:
 def _final_norm(context: Context) -> Iterator[Finding]:
     if context.weights is None or context.placement not in ("pre", "res-post"):
         return
-    if not any(f"{place}.weight" in context.weights for place in ("norm", "pool.norm", "trunk_norm")):
+    # PVTv2 ends every stage with a norm.
+    last = max((n.split(".")[1] for n in context.weights if n.startswith("stages.")), key=int, default="0")
+    places = ("norm", "pool.norm", "trunk_norm", f"stages.{last}.norm")
+    if not any(f"{place}.weight" in context.weights for place in places):
         yield Finding(
             "warn",
             "no norm stands between the last block and the head; a pre-norm stream is as large as its depth makes it",
