@@ -15,6 +15,7 @@ from vitconv.conversion.biases import zero_lines
 from vitconv.conversion.facts import FACTS
 from vitconv.conversion.home import SOURCE, said_of
 from vitconv.conversion.kept import OWNER, source_digest
+from vitconv.conversion.not_finite import all_lines, norm_lines
 from vitconv.conversion.place import check_apart, where
 from vitconv.conversion.prepare import ASIDE, RESIDUE, Order, Prepared, prepare
 from vitconv.conversion.prove import check_equal, check_sums, derived_lines
@@ -138,6 +139,7 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         *rounding,
         *derived_lines(p, sources),
         *zero_lines(prepared.source.stored, prepared.source.checkpoint.read),
+        *not_finite_lines(prepared),
         *beside.notes,
         *([beside.lacking] if beside.lacking else []),
     ]
@@ -149,6 +151,14 @@ def write(prepared: Prepared, dst: Path, *, progress: Progress | None = None) ->
         said += [f"{name} was in {folder} before: see that it describes this network" for name in others_in(folder)]
     nbytes = sum(o.nbytes for o in outs)
     return Done(tuple(files), nbytes, prepared.elements, configs, tuple(said), order.prove, residue)
+
+
+def not_finite_lines(prepared: Prepared) -> list[str]:
+    """Tell of NaN and Inf among the weights: with the proof of all elements, else of two norms' weights."""
+    source = prepared.source
+    if prepared.order.prove:
+        return all_lines(source.stored, source.checkpoint.mapped)
+    return norm_lines(source.match, source.stored, source.checkpoint.read)
 
 
 def _weights(

@@ -41,7 +41,7 @@ def write_spread(
     Raises:
         VitconvError: see `convert`; when it fails on one process, it fails on all.
     """
-    from vitconv.conversion.convert import Done, check_values, metadata_of, named, residue_of
+    from vitconv.conversion.convert import Done, check_values, metadata_of, named, not_finite_lines, residue_of
 
     together: Callable[[Callable[[], T]], T] = ranks.together if ranks else lambda do: do()
     first = ranks is None or ranks.first
@@ -56,6 +56,7 @@ def write_spread(
     said = together(lambda: check_values(own, sources))
     said += together(lambda: check_sums(prepared.source.checkpoint, prove=order.prove) if first else [])
     said += together(lambda: derived_lines(p, sources) if first else [])
+    said += together(lambda: not_finite_lines(prepared) if first else [])
     said += together(lambda: _check_lost(sources, ranks, allowed=order.allow_zeros))
     beside = configs_for(p, prepared.source.extra)
     inputs = [f for c in (prepared.source.checkpoint, *prepared.extra) for f in c.files]
