@@ -88,6 +88,10 @@ class Refused(VitconvError):
     exit_code = 3
 
 
+class Lacking(Refused):
+    """The target needs tensors that the network does not have."""
+
+
 class Ambiguous(Refused):
     """More than one reading fits; the message names the option that decides."""
 

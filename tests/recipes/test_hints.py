@@ -114,3 +114,29 @@ def test_e01_e07_what_is_asked_for_is_not_answered_by_its_example(to: str, tmp_p
     assert answer.code == 0, answer.text
     for fact in ("norm_eps=1e-6|1e-5|1e-12", "activation=gelu|quick_gelu|gelu_tanh", "heads=N"):
         assert f"--set {fact}" in answer.out
+
+
+@pytest.mark.parametrize("to", ["hf-vit", "torchvision", "dino", "vit-jax"])
+def test_a_norm_after_pooling_is_named_where_the_target_norms_before(to: str, tmp_path: Path) -> None:
+    """RETFound, MAE's fine-tuning: fc_norm and no norm."""
+    state = {k.replace("norm.", "fc_norm.") if k.startswith("norm.") else k: v for k, v in rand_t().items()}
+    answer = convert(state, tmp_path, to)
+    assert answer.code == 3
+    assert f"it has instead: pool.norm.weight, pool.norm.bias: {to} has no place for" in answer.err
+    assert "norm after pooling" in answer.err
+    assert "(fc_norm.weight, fc_norm.bias in the file)" in answer.err
+    held = answer.err.split("layouts that hold this network whole: ")[1].split("\n")[0].split(", ")
+    assert held[0] == "timm"
+    assert "mae" in held
+    assert to not in held
+    # What is named does hold it.
+    for name in held[1:]:
+        assert convert(state, tmp_path / name, name, "--set", "pooling=avg").code == 0
+
+
+def test_nothing_is_named_instead_of_what_was_lost(tmp_path: Path) -> None:
+    state = {k: v for k, v in rand_t().items() if not k.startswith("norm.")}
+    assert "instead" not in convert(state, tmp_path, "hf-vit").err
+    taken = convert(rand_t(head=False), tmp_path / "b", "hf-deit").err
+    assert "lacking: embed.dist, embed.pos_dist" in taken
+    assert "instead" not in taken

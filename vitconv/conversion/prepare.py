@@ -13,7 +13,7 @@ from vitconv.conversion.home import home_of
 from vitconv.conversion.kept import check_owner
 from vitconv.conversion.recognise import Recognised, recognise
 from vitconv.conversion.stream import Sources, outputs
-from vitconv.errors import Refused, UsageError
+from vitconv.errors import Lacking, Refused, UsageError
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.layout.arith import FLOATS
 from vitconv.layout.canonical import template_of
@@ -158,16 +158,21 @@ def prepare(src: str | Path, order: Order) -> Prepared:
         # A file that is only rewritten in its own dialect keeps its variant, unless an edit changed what it holds.
         kept = source.match.dialect.name == target.name and set(network.cells) == before
         home = home_of(source, target)
-        p = plan(
-            source.match,
-            network,
-            target,
-            wanted={**(source.match.variant.own if kept else {}), **order.choices},
-            preferred=home.options,
-            given={**home.axes, **order.wishes.axes},
-            order=list(source.stored),
-            spare=lambda c: order.residue is None and not any(_matches(x, c, source) for x in order.drop),
-        )
+        try:
+            p = plan(
+                source.match,
+                network,
+                target,
+                wanted={**(source.match.variant.own if kept else {}), **order.choices},
+                preferred=home.options,
+                given={**home.axes, **order.wishes.axes},
+                order=list(source.stored),
+                spare=lambda c: order.residue is None and not any(_matches(x, c, source) for x in order.drop),
+            )
+        except Lacking as e:
+            from vitconv.conversion.takers import takers
+
+            raise Lacking(f"{e}{takers(source.match, network)}") from e
         # After the plan: that the target computes another function says more.
         if source.refusals:
             raise Refused(f"{source.checkpoint.path} cannot be carried: {'; '.join(source.refusals)}")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from vitconv.errors import LayoutError, Refused
-from vitconv.layout.canonical import template_of
+from vitconv.errors import Lacking, LayoutError, Refused
+from vitconv.layout.canonical import layer_of, role_of, template_of
 from vitconv.layout.chunks import CHUNKS, in_chunks
 from vitconv.layout.derived import derived_as, made_up
 from vitconv.layout.dialect import Dialect
@@ -101,7 +101,7 @@ def plan(
     given = dict(given or {})
     said = in_chunks(said, network.depth, given.pop(CHUNKS, 0))
     target = said.variant.dialect
-    _need_all(target, said, facts)
+    _need_all(target, said, facts, network)
     # Under its own keys a network stays what it is, known or not.
     _need_facts(target, said, facts, unseen=source.dialect.name != target.name)
     _check_table(target, said, network)
@@ -173,7 +173,7 @@ _REMEDIES = {
 }
 
 
-def _need_all(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None:
+def _need_all(target: Dialect, said: Encoding, facts: Mapping[str, Any], network: Network) -> None:
     if not said.missing:
         return
     remedies = (
@@ -181,13 +181,24 @@ def _need_all(target: Dialect, said: Encoding, facts: Mapping[str, Any]) -> None
     )
     lacking = dict.fromkeys(n for names in said.missing.values() for n in names)
     how = ", ".join(f"{k}={v}" for k, v in said.variant.names.items())
-    raise Refused(
+    raise Lacking(
         f"{target.name}{f' ({how})' if how else ''} needs tensors that this network does not have:\n"
         f"  to write: {', '.join(collapse(said.missing))}\n"
         f"  lacking: {', '.join(collapse(lacking))}\n"
+        + "".join(f"  it has instead: {line}\n" for line in _instead(target, said, lacking, network))
         + _made_up(lacking)
         + "".join(f"; {hint}" for name, hint in remedies.items() if name in lacking and "embed.cls" not in lacking)
     )
+
+
+def _instead(target: Dialect, said: Encoding, lacking: Iterable[str], network: Network) -> list[str]:
+    """Return what the network has and the target has no place for, where it is of the kind of what is lacking."""
+    roles = {role_of(name) for name in lacking}
+    place = {part for item in said.variant.items for part in item.parts}
+    over = [n for n in said.residue if layer_of(n) is None and role_of(n) in roles and template_of(n) not in place]
+    keys = [k for n in over if not (k := network.cells[n].view.tensor).startswith("=") and k != n]
+    files = f" ({', '.join(dict.fromkeys(keys))} in the file)" if keys else ""
+    return [line + files for line in explain_residue(target, tuple(over), network.facts.known())]
 
 
 # What can be made up and not be felt: {end of the name: value}.
