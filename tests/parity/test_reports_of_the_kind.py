@@ -168,7 +168,7 @@ DIFFERENT: dict[str, tuple[str, str | None, str | None]] = {
     "noise_behind_the_head": ("first output output", None, "output"),
     "puts_itself_in_train": ("dropout acts ahead of the head", "dropout-head-alive", "pool"),
     "residual_detached": ("is detached, in block 1", "backward-cut-attn-residual@1", None),
-    "positions_in_bfloat16": ("first tap embed", None, "embed"),
+    "positions_in_bfloat16": ("bfloat16 in VisionTransformer", "half-inside-bf16", "embed"),
     "first_batch_remembered": ("first tap embed", None, "embed"),
     "clamped": ("first tap blocks.1 ", None, "blocks.1"),
     "no_head_bias": ("no bias in the classifier", "head-bias-missing", "head"),

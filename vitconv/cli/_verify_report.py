@@ -101,6 +101,8 @@ def _headline(result: Result) -> str:
     if not cause.found:
         tried = f" ({len(cause.excluded)} tried)" if cause.excluded else ""
         return f"{result.reason}; no fault of the catalogue explains it{tried}"
+    if getattr(cause, "watched", False):
+        return f"{result.reason}; {cause.reason}"
     titles = " and ".join(getattr(cause, "titles", ()) or cause.found)
     wrong = getattr(cause, "side", "") or "B"
     right = "A" if wrong == "B" else "B"

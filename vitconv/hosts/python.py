@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitconv.errors import Refused, UsageError, VitconvError, in_a_line
 from vitconv.hosts import reference, timm, torchvision, transformers, xformers, xformers_style
+from vitconv.hosts.base.autocasts import remembering
 from vitconv.hosts.base.facts import activation_fact, eps_facts, norm_kind
 from vitconv.hosts.base.host import Built, Host, Inputs, Spec
 from vitconv.hosts.base.images import image_shape
@@ -45,8 +46,9 @@ def make(spec: Spec) -> nn.Module:
         UsageError: not of the form `module:name`, no such module or name, the factory takes no such arguments, or the
             result is not a module.
     """
-    network = load(spec.model)
-    made = network if isinstance(network, nn.Module) else network(**_arguments(network, spec))
+    with remembering():
+        network = load(spec.model)
+        made = network if isinstance(network, nn.Module) else network(**_arguments(network, spec))
     if not isinstance(made, nn.Module):
         raise UsageError(f"python:{spec.model} gives {type(made).__name__}, expected a torch.nn.Module")
     return made.eval()

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from vitconv.hosts.base.autocasts import asked
+
 
 def _words(*lines: str) -> frozenset[str]:
     return frozenset(word for line in lines for word in line.split())
@@ -90,8 +92,8 @@ def cuda_policy_on_cpu(dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
                 if packet is None or (overload or "default") not in packet.overloads():
                     continue
                 op = getattr(packet, overload or "default")
-                library.impl(name, _kernel(op, policy_of(name), dtype), "AutocastCPU")
-        with _recomputed_as_cuda():
+                library.impl(name, _kernel(op, policy_of(name)), "AutocastCPU")
+        with _recomputed_as_cuda(), _entered_as_cuda():
             yield lambda: _switched_on(dtype)
     finally:
         library._destroy()  # noqa: SLF001
@@ -114,6 +116,22 @@ def _recomputed_as_cuda() -> Iterator[None]:
 
 
 @contextmanager
+def _entered_as_cuda() -> Iterator[None]:
+    """Let CUDA autocasts that were made without CUDA, as decorators are, be on where they were to be."""
+    from unittest.mock import patch
+
+    enter = torch.amp.autocast_mode.autocast.__enter__
+
+    def entered(self: Any) -> Any:
+        if self.device == "cuda":
+            self._enabled = asked(self)
+        return enter(self)
+
+    with patch.object(torch.amp.autocast_mode.autocast, "__enter__", entered):
+        yield
+
+
+@contextmanager
 def _switched_on(dtype: torch.dtype) -> Iterator[None]:
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     with torch.autocast("cpu", dtype=dtype, cache_enabled=False):
@@ -126,7 +144,7 @@ def _switched_on(dtype: torch.dtype) -> Iterator[None]:
             torch.set_autocast_dtype("cuda", before[1])
 
 
-def _kernel(op: Any, policy: str | None, low: torch.dtype) -> Callable[..., Any]:
+def _kernel(op: Any, policy: str | None) -> Callable[..., Any]:
     def cast(to: torch.dtype, args: Any) -> Any:
         return tree_map_only(Tensor, lambda t: t.to(to) if _eligible(t) else t, args)
 
@@ -141,6 +159,8 @@ def _kernel(op: Any, policy: str | None, low: torch.dtype) -> Callable[..., Any]
                 if kwargs.get("dtype") is None and _dtype_position(op, args) is None and _eligible_first(args):
                     kwargs["dtype"] = torch.float32
                 return op(*args, **kwargs)
+            # A network may ask for another dtype in a part of it.
+            low = torch.get_autocast_dtype("cuda")
             to = low if policy == "low" else torch.float32
             if policy == "widest":
                 floats = {t.dtype for t in _tensors((args, kwargs)) if t.is_floating_point()}

@@ -26,6 +26,7 @@ class Cause:
         titles: the faults in words.
         reason: a sentence.
         proven: the error falls to what rounding gives; otherwise the size of the error is all that speaks for it.
+        watched: it was seen in the side's own run, and not put into the other side.
         runs: runs of the whole reference network; stretches: of parts of it.
         unsound: nothing was searched, for the side that is right could not be rebuilt.
         detail: before and after, forward and backward apart.
@@ -42,6 +43,7 @@ class Cause:
     titles: tuple[str, ...] = ()
     reason: str = ""
     proven: bool = True
+    watched: bool = False
     runs: int = 0
     stretches: int = 0
     unsound: bool = False

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitconv.hosts.base.autocasts import inside
 from vitconv.hosts.base.host import Built
 
 
@@ -35,24 +35,5 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 @contextmanager
 def watching(built: Built, found: dict[str, str]) -> Iterator[None]:
     """Write {module name: random operator} into `found` while the context lasts."""
-    stack: list[str] = []
-
-    def enter(name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any) -> None:
-            stack.append(name)
-
-        return hook
-
-    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-        stack.pop()
-
-    handles = []
-    for name, module in built.module.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(name or type(module).__name__)))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        with _Watch(stack, found):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with inside(built.module) as stack, _Watch(stack, found):
+        yield

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitconv.errors import Refused, UsageError, VitconvError, in_a_line
+from vitconv.hosts.base.autocasts import Autocast
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import precision_of
 from vitconv.parity.probe import IMAGES, RESIZED, probe_images, probe_weights, resized_image
@@ -49,6 +51,7 @@ class Pair:
         progress: told runs done, runs in all, and what runs now.
         planned: runs in all, as far as known.
         finest: what `vitconv.parity.capability.finest` found of each side.
+        autocasts: those that each side switches on itself, as far as it was watched.
         own_size: why there are no images of another size, or "".
     """
 
@@ -64,6 +67,7 @@ class Pair:
     runs: int = 0
     finest: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
     own_size: str = ""
+    autocasts: dict[str, tuple[Autocast, ...]] = field(default_factory=dict, repr=False)
     _kept: dict[tuple[str, ...], Trace] = field(default_factory=dict, repr=False)
     _probe: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     _live: dict[str, tuple[tuple[str, ...], Built]] = field(default_factory=dict, repr=False)
@@ -300,7 +304,8 @@ def _resized(a: Side, b: Side, seed: int) -> tuple[dict[str, Tensor], str]:
 
 def swapped(pair: Pair) -> Pair:
     """Return the pair with the other side as the baseline."""
-    return replace(pair, a=pair.b, b=pair.a, finest={}, _kept={}, _probe={}, _live={}, _others={}, _exact={})
+    fresh: dict[str, dict[Any, Any]] = {n: {} for n in ("_kept", "_probe", "_live", "_others", "_exact")}
+    return replace(pair, a=pair.b, b=pair.a, finest={}, autocasts={}, **fresh)  # type: ignore[arg-type]
 
 
 def _nbytes(t: Trace) -> int:

@@ -17,7 +17,7 @@ from vitconv.parity.half_only import POOLED
 from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.regress_run import regress_runs
 from vitconv.parity.run import Run, load_run
-from vitconv.parity.stage import Row, Stage, skipped, stage
+from vitconv.parity.stage import AS_ON_CUDA, Row, Stage, skipped, stage
 from vitconv.parity.stages import function, numerics, parting, why
 from vitconv.parity.stages.numerics import judge_rows, limits_of, ratios_of
 from vitconv.parity.tolerance import PROFILES, Profile
@@ -206,6 +206,7 @@ def _numerics(a: Kept, b: Kept, keys: list[Key], precision: str, rules: Profile,
     ratios = ratios_of(left, right, p.unit)
     limits = limits_of(rules, a[0].document["spread"].get(key, {}))
     judged = judge_rows(left, right, ratios, limits)
+    rows += [r for r in (*_of(a, key, "A"), *_of(b, key, "B")) if r.name.endswith(AS_ON_CUDA)]
     notes = numerics.tf32_like({"A": left, "B": right}, judged) if precision == "fp32" and _same(compared) else []
     data = {"a": left, "b": right, "ratios": ratios, "limits": limits, "unit": p.unit, "weights": keys[0][1]}
     return stage(key, title, [*judged, *rows], notes, data)
@@ -225,7 +226,7 @@ def _where(a: Kept, compared: Stage, judged: list[Stage]) -> Where | None:
             taps = list(a[0].trace(a[1], "fp64", weights, inputs).taps)
             limits = dict.fromkeys(("tap", "tap-grad", "grad"), threshold)
             return profile_of(off, limits, taps, precision="fp64", weights=weights, inputs=inputs, more=more)
-    bad = next((s for s in judged if s.failures), None)
+    bad = next((s for s in judged if s.differences), None)
     if bad is None:
         return None
     taps = [g.name for g in bad.data["a"] if g.kind == "tap"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,11 @@ class Stage:
         """The rows that fail."""
         return tuple(r for r in self.rows if r.status == "fail")
 
+    @property
+    def differences(self) -> tuple[Row, ...]:
+        """The rows that fail by what was measured, not by what this machine cannot show."""
+        return tuple(r for r in self.failures if not r.name.endswith(AS_ON_CUDA))
+
 
 def stage(
     key: str, title: str, rows: Iterable[Row], notes: Iterable[str] = (), data: Mapping[str, Any] | None = None
@@ -64,6 +70,17 @@ def stage(
     rows = tuple(rows) or (Row(key, "fail", "nothing was compared", blame="undecided"),)
     worst = max((r.status for r in rows), key=_SEVERITY.index)
     return Stage(key, title, worst, rows, tuple(dict.fromkeys(notes)), data=data or {})
+
+
+def more_rows(found: Stage, rows: Iterable[Row]) -> Stage:
+    """Return a stage with further rows."""
+    whole = stage(found.key, found.title, (*found.rows, *rows), found.notes, found.data)
+    return dataclasses.replace(whole, seconds=found.seconds, runs=found.runs)
+
+
+# Names of rows that the verdict asks for, behind the side's label.
+OWN_AUTOCAST = "autocast of its own"
+AS_ON_CUDA = "as on CUDA"
 
 
 def skipped(key: str, title: str, why: str) -> Stage:

@@ -11,12 +11,13 @@ from typing import Any
 from vitconv.errors import UsageError
 from vitconv.parity.capability import finest, rounds_inside
 from vitconv.parity.environment import environment
+from vitconv.parity.observed import off_on_cpu
 from vitconv.parity.pair import CannotRun, Pair, Progress, pair_of
 from vitconv.parity.plan import Plan, passes, plan_of
 from vitconv.parity.precision import PRECISIONS, precision_of
 from vitconv.parity.resolve import Sets, Target, asked, resolve
 from vitconv.parity.run import Recorder
-from vitconv.parity.stage import Row, Stage, skipped, stage
+from vitconv.parity.stage import AS_ON_CUDA, Row, Stage, more_rows, skipped, stage
 from vitconv.parity.stages import accounting, function, numerics, parting, sanity, why
 from vitconv.parity.stages.function import Compared
 from vitconv.parity.stages.numerics import Judged
@@ -148,13 +149,22 @@ def _rounding(pair: Pair, done: Compared) -> Stage | None:
     return None
 
 
+def _unseen(pair: Pair) -> list[Row]:
+    """Return a row for each side that would run in half precision on CUDA, and does not here."""
+    said = {side.label: off_on_cpu(pair, side) for side in (pair.a, pair.b)}
+    return [Row(f"{label}: {AS_ON_CUDA}", "fail", what, blame="undecided") for label, what in said.items() if what]
+
+
 def _judged(pair: Pair, precision: str, rules: Profile, judged: list[Judged], same: bool | None) -> Stage:
     """Judge a precision and add it to `judged`; a side that does not run in it is said, and nothing is judged."""
     key, title = f"{numerics.KEY}-{precision}", f"Same numerics? ({precision_of(precision).title})"
     if finest(pair, pair.a)[1]:
         return skipped(key, title, "the baseline does not run in float64, so its error is not known: make it B")
     try:
-        judged.append(numerics.same_numerics(pair, precision, rules, same=same))
+        done = numerics.same_numerics(pair, precision, rules, same=same)
+        if precision_of(precision).autocast is None and (unseen := _unseen(pair)):
+            done = dataclasses.replace(done, stage=more_rows(done.stage, unseen))
+        judged.append(done)
     except CannotRun as e:
         if finest(pair, pair.side(e.label))[1]:
             return skipped(key, title, f"{e.label} does not run so: {e.said}")

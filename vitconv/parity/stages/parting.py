@@ -16,7 +16,7 @@ KEY, TITLE = "where", "Where do they part?"
 def look(pair: Pair, compared: Sequence[Compared], judged: Sequence[Judged], out: list[Where]) -> Stage:
     """Locate the first difference that was found and add it to `out`; a stage that is skipped when there is none."""
     worst = compared[0].worst() if compared else None
-    bad = next((j for j in judged if j.stage.failures), None)
+    bad = next((j for j in judged if j.stage.differences), None)
     if worst is not None:
         off, threshold = gaps_as_map(compared[0].gaps[worst]), float(compared[0].stage.data["threshold"])
         limits = dict.fromkeys(("tap", "tap-grad", "grad"), threshold)

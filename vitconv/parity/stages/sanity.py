@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vitconv.hosts.base.autocasts import Autocast
 from vitconv.hosts.base.copied import ran_of
 from vitconv.hosts.base.host import Built
 from vitconv.layout.match import collapse
@@ -17,10 +18,11 @@ from vitconv.parity.bridge import state_of
 from vitconv.parity.capability import finest, scale_of
 from vitconv.parity.compare import gaps, is_constant, is_finite, rms
 from vitconv.parity.nondeterminism import watching
+from vitconv.parity.observed import acts, autocasts_of, off_on_cpu, told, watching_autocasts
 from vitconv.parity.pair import PROBE, Pair
 from vitconv.parity.precision import precision_of
 from vitconv.parity.side import Side, module_of
-from vitconv.parity.stage import Blame, Row, Stage, Status, short, stage
+from vitconv.parity.stage import OWN_AUTOCAST, Blame, Row, Stage, Status, short, stage
 from vitconv.parity.tolerance import NEARLY, NUDGE, NULL, SAME_FUNCTION
 from vitconv.parity.trace import INPUT, Trace
 
@@ -51,8 +53,11 @@ def sound(pair: Pair) -> Stage:
         for of in pair.sets:
             rows += _alive(side, of, pair.run(side, inputs, precision, of, loss_scale=scale, saved=exact))
         stray: list[str] = []
-        without = pair.run(side, inputs, precision, PROBE, backward=False, hooks=(partial(_stray, side, stray),))
-        rows += _strays(side, stray)
+        own: list[Autocast] = []
+        hooks = (partial(_stray, side, stray), watching_autocasts(own))
+        without = pair.run(side, inputs, precision, PROBE, backward=False, hooks=hooks)
+        pair.autocasts[side.label] = tuple(dict.fromkeys(own))
+        rows += [*_strays(side, stray), *_autocasts(pair, side)]
         rows += [_inference(side, without, t), *_batches(pair, side, without)]
         rows.append(_exercised(pair, side, inputs, t, notes))
     return stage(KEY, TITLE, rows, notes)
@@ -74,6 +79,15 @@ def _strays(side: Side, names: list[str]) -> Iterator[Row]:
             {"parts": len(names)},
             "undecided",
         )
+
+
+def _autocasts(pair: Pair, side: Side) -> Iterator[Row]:
+    """Warn of autocasts that a side switches on itself: in effect, or left off by torch on a CPU."""
+    name = f"{side.label}: {OWN_AUTOCAST}"
+    if said := off_on_cpu(pair, side):
+        yield Row(name, "warn", said)
+    elif own := [a for a in autocasts_of(pair, side) if acts(pair, a)]:
+        yield Row(name, "warn", f"it switches on autocast to {told(own)}, whatever precision is asked for")
 
 
 def _near(t: Trace) -> float:

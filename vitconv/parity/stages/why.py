@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitconv.parity.capability import finest
 from vitconv.parity.explain import Cause, explain
 from vitconv.parity.half_only import explain_half, limits_told
+from vitconv.parity.observed import by_autocast, observed
 from vitconv.parity.pair import GIVEN, PROBE, Pair
 from vitconv.parity.probe import RESIZED
 from vitconv.parity.stage import Row, Stage, skipped, stage
@@ -41,7 +42,9 @@ def ask(pair: Pair, where: Sequence[Where], out: list[Cause], judged: Sequence[s
             sized = explain(pair.a, pair.b, where[0], pair=pair)
             cause = sized if sized.found else cause
     elif where:
-        cause = explain(pair.a, pair.b, where[0], pair=pair)
+        own = by_autocast(pair, where[0]) if where[0].precision != "fp64" else None
+        cause = own or explain(pair.a, pair.b, where[0], pair=pair)
+        cause = cause if cause.found else observed(pair, where[0], cause)
     else:
         return skipped(KEY, TITLE, "there is nothing to explain")
     out.append(cause)
