@@ -207,9 +207,13 @@ def test_a_key_with_and_without_its_wrapper(opened, same, wrap) -> None:
             branches(ckpt)
 
 
-def test_a_list_of_unnamed_averages_never_comes_first(opened) -> None:
-    found = branches(opened({"ema": {"shadow_params": list(B.values())}, "model": A}))
-    assert [branch.name for branch in found] == ["model", "ema.shadow_params"]
+def test_a_list_of_averages_that_cannot_be_named_never_comes_first(opened) -> None:
+    for values in (list(V.values())[1:], [*V.values(), torch.ones(3)]):
+        found = branches(opened({"ema": {"shadow_params": values}, "model": V}))
+        assert [branch.name for branch in found] == ["model", "ema.shadow_params"]
+    found = branches(opened({"ema": {"shadow_params": list(V.values())}, "model": V}))
+    assert [branch.name for branch in found] == ["ema.shadow_params", "model"]
+    assert list(found[0].tensors) == list(V)
 
 
 def test_a_wrapper_name_at_the_end_of_a_key_is_a_name(opened) -> None:

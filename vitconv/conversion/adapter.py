@@ -18,7 +18,7 @@ from vitconv.io.tensor import Stored
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _PART = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?P<name>[^.]+))?\.(?P<kind>weight|bias)$")
 # Of one adapter PEFT drops its name and ".weight", so that a name may stand here or nothing.
 _MAGNITUDE = re.compile(r"^(?P<module>.+)\.lora_magnitude_vector(\.(?P<name>[^.]+))??(\.weight)?$")
@@ -156,7 +156,7 @@ def adapter_of(tensors: Mapping[str, Stored], where: str) -> Adapter:
     names: set[str] = set()
     odd: list[str] = []
     for key, stored in tensors.items():
-        bare = key.removeprefix(_PREFIX)
+        bare = key.removeprefix(PREFIX)
         match = _PART.match(bare)
         magnitude = _MAGNITUDE.match(bare)
         if match is not None and match["kind"] == "weight":
@@ -194,7 +194,7 @@ def split(tensors: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, S
     base: dict[str, Stored] = {}
     adapter: dict[str, Stored] = {}
     for key, stored in tensors.items():
-        bare = key.removeprefix(_PREFIX)
+        bare = key.removeprefix(PREFIX)
         if is_adapter_key(bare) or ".modules_to_save." in bare:
             adapter[bare] = stored
         else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitconv.conversion.adapter import WEIGHTS, Adapter, Config, adapter_of, is_adapter_key, read_config, split
+from vitconv.conversion.adapter import PREFIX, WEIGHTS, Adapter, Config, adapter_of, is_adapter_key, read_config, split
 from vitconv.errors import Refused, UsageError, shown
 from vitconv.io.envelope import Branch, branches
 from vitconv.io.segment import Segment
@@ -24,6 +24,7 @@ from vitconv.io.tensor import Blob, Stored
 from vitconv.layout.arith import FLOATS, from_float, to_float
 from vitconv.layout.match import collapse
 
+_SAVED = re.compile(rf"(?:{re.escape(PREFIX)})?(.+)\.modules_to_save\.")
 _WRAPPED = re.compile(r"\.(base_layer|original_module)\.")
 
 
@@ -133,6 +134,9 @@ def refuse_adapter(branch: Branch, where: Path) -> None:
         how = "merge it with --adapter, naming its adapter_config.json, or leave it out with PEFT"
     else:
         how = f"it is an adapter without its base: convert the base with --adapter {where}"
+    whole = sorted({m[1] for key in branch.tensors if (m := _SAVED.match(key))})
+    if whole:
+        how += f"; what it trained whole (modules_to_save: {', '.join(map(shown, whole[:4]))}) comes along"
     raise Refused(f"{where}: {len(held)} tensors of a LoRA adapter ({', '.join(map(shown, held[:2]))}, ...); {how}")
 
 

@@ -37,7 +37,8 @@ from vitconv.io.contents import some
 from vitconv.io.envelope import Branch, branches
 from vitconv.io.source import Checkpoint, open_checkpoint
 from vitconv.io.tensor import Stored
-from vitconv.io.wrappers import PLAIN, rank
+from vitconv.io.unnamed import list_line
+from vitconv.io.wrappers import PLAIN, is_averaged, rank
 from vitconv.layout.detect import detect
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.match import Match
@@ -121,13 +122,7 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         from vitconv.conversion.no_weights import no_weights
 
         raise NotRecognised(no_weights(checkpoint))
-    chosen = respelled(with_bits(pick(found, wishes.branch), wishes.bits), wishes.drop)
-    chosen = settled_biases(chosen, checkpoint.read)
-    if any(".lora_" in key for key in chosen.tensors):
-        from vitconv.conversion.merged import refuse_adapter
-
-        refuse_adapter(chosen, checkpoint.path)
-    refuse_quantised(chosen.tensors, wishes.drop)
+    chosen = _chosen(checkpoint, found, wishes)
     if wishes.choices:
         check_choices(wishes.choices, dialects.every())
     known = gather(checkpoint, wishes)
@@ -186,6 +181,9 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
     aside = _aside(chosen, branch)
     if wishes.branch is None and len(found) > 1:
         notes += _compared(checkpoint, branch, chosen, found)
+        notes += [
+            f"warning: {b.name} is {line}" for b in found if is_averaged(b.name) and (line := list_line(b, found))
+        ]
         for other in parts_elsewhere(branch, [b for b in found if b is not chosen]):
             keys = tuple(f"{other.name}.{key}" for key in other.tensors)
             branch = dataclasses.replace(branch, left=branch.left + keys, unclaimed=branch.unclaimed + keys)
@@ -204,6 +202,25 @@ def recognise_open(checkpoint: Checkpoint, wishes: Wishes) -> Recognised:
         beside.refusals if beside else (),
         aside,
     )
+
+
+def _chosen(checkpoint: Checkpoint, found: list[Branch], wishes: Wishes) -> Branch:
+    """Return the branch that is meant, under the names that layouts know, without what only adapters have."""
+    chosen = pick(found, wishes.branch)
+    if line := list_line(chosen, found):
+        raise NotRecognised(f"{shown(chosen.name)} is {line}")
+    chosen = respelled(with_bits(chosen, wishes.bits), wishes.drop)
+    chosen = settled_biases(chosen, checkpoint.read)
+    if any(".lora_" in key for key in chosen.tensors):
+        from vitconv.conversion.merged import refuse_adapter
+
+        refuse_adapter(chosen, checkpoint.path)
+    if any(".modules_to_save." in key for key in chosen.tensors):
+        from vitconv.conversion.saved_modules import with_saved_modules
+
+        chosen = with_saved_modules(chosen)
+    refuse_quantised(chosen.tensors, wishes.drop)
+    return chosen
 
 
 def _compared(checkpoint: Checkpoint, branch: Branch, chosen: Branch, found: list[Branch]) -> list[str]:

@@ -15,6 +15,7 @@ from vitconv.errors import Refused
 from vitconv.io.contents import some
 from vitconv.io.tensor import Stored
 from vitconv.io.training_state import is_training_state
+from vitconv.io.unnamed import only_numbers, with_names
 from vitconv.io.wrappers import COUNTERS, WRAPPERS, is_averaged, order, reason, split_names
 from vitconv.record import dataclass
 
@@ -119,9 +120,9 @@ def branches(ckpt: Readable) -> list[Branch]:
     found = [branch for branch in found if branch.tensors]
     # Counters and settings kept as tensors beside a set of weights are none.
     found = [branch for branch in found if any(t.numel > 1 for t in branch.tensors.values())] or found
-    found = [_with_dots(branch, found) for branch in found]
+    found = [with_names(branch, found) for branch in found]
     names = [branch.name for branch in found]
-    found.sort(key=lambda branch: (_only_numbers(branch), *order(branch.name, names), -_size(branch)))
+    found.sort(key=lambda branch: (only_numbers(branch), *order(branch.name, names), -_size(branch)))
     if len(found) > 1:
         first = found[0]
         others = some(branch.name for branch in found[1:])
@@ -200,35 +201,6 @@ def _base(infix: str) -> str:
 
 def _size(branch: Branch) -> int:
     return sum(stored.nbytes for stored in branch.tensors.values())
-
-
-def _with_dots(branch: Branch, found: list[Branch]) -> Branch:
-    """Return the branch with the dots in its keys that LitEma takes out, where another set says where they were."""
-    if any("." in key for key in branch.tensors):
-        return branch
-    for other in found:
-        dotted = {key.replace(".", ""): key for key in other.tensors}
-        if (
-            other is branch
-            or len(dotted) < len(other.tensors)
-            or not all(
-                key in dotted and other.tensors[dotted[key]].shape == stored.shape
-                for key, stored in branch.tensors.items()
-            )
-        ):
-            continue
-        note = f"its keys lack their dots, which were put back as in {other.name}"
-        return replace(
-            branch,
-            tensors={dotted[key]: stored for key, stored in branch.tensors.items()},
-            note=f"{branch.note}; {note}" if branch.note else note,
-        )
-    return branch
-
-
-def _only_numbers(branch: Branch) -> bool:
-    """Say whether the keys are positions in a list, which no network has."""
-    return all(key.isdigit() for key in branch.tensors)
 
 
 def _take_apart(

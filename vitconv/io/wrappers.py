@@ -24,7 +24,7 @@ _BESIDE = {
     "model": {"model_ema", "ema_model", "ema", "teacher"},
 }
 # Words in a name that say which copy it is: student_backbone and teacher_backbone, backbone and backbone_momentum.
-_AVERAGED = frozenset(("ema", "swa", "averaged"))
+_AVERAGED = frozenset(("ema", "swa", "averaged", "shadow"))
 _PAIR = frozenset(("teacher", "student"))
 _WORDS = _AVERAGED | _PAIR | {"online", "target", "momentum"}
 
@@ -39,7 +39,7 @@ _BYOL = "the online network, which BYOL evaluates"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^A-Z_]+")
 _LATER = re.compile(
     r"student|momentum_encoder|encoder_k|key_encoder|predictor|projector|decoder|discriminator|rest"
-    r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params|current_model_state|raw"
+    r"|\w*_?loss|\w*head\w*|criterion|queue|args|config|ema_params|collected_params|current_model_state|raw"
 )
 
 
