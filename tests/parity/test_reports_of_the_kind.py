@@ -173,7 +173,7 @@ DIFFERENT: dict[str, tuple[str, str | None, str | None]] = {
     "clamped": ("first tap blocks.1 ", None, "blocks.1"),
     "no_head_bias": ("no bias in the classifier", "head-bias-missing", "head"),
     "classes_in_another_order": ("first tap head", None, "head"),
-    "probabilities": ("first output output", None, "output"),
+    "probabilities": ("probabilities for logits", "output-softmax", "output"),
     "normalised_again": ("normalised already", "input-half-again", "embed"),
     "last_block_twice": ("blocks run in the order 0, 1, 1", "blocks-order", None),
 }

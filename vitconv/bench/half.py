@@ -80,6 +80,6 @@ class HalfBench:
 
 
 def forward_only(mutations: Sequence[Mutation], net: Any) -> list[Mutation]:
-    """Return those that fit a network, change values, and are neither random nor found by watching alone."""
-    seen = [m for m in mutations if not m.random and not m.watched and not m.truth[0].startswith("backward-")]
+    """Return those that fit a network, change values, are not random, and that a regression can find."""
+    seen = [m for m in mutations if not (m.random or m.watched or m.exact) and not m.truth[0].startswith("backward-")]
     return [m for m in seen if "" not in m.truth and m.fits(net)]

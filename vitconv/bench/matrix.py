@@ -78,7 +78,7 @@ class Piece:
         chosen = [m for m in mutations() if m.fits(bench.net) and (not self.quick or m.name in QUICK)]
         chosen = [m for m in chosen if not self.faults or any(fnmatch(t, f) for t in m.truth for f in self.faults)]
         if self.what == "singles":
-            return [cell(bench, [m], self.precision) for m in chosen]
+            return [cell(bench, [m], self.precision) for m in chosen if self.precision == "fp64" or not m.exact]
         if self.what == "pairs":
             return [cell(bench, pair, self.precision) for pair in pairs(bench, self.pair_count)]
         if self.what == "half":

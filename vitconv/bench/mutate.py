@@ -25,6 +25,7 @@ class Mutation:
         fits: whether a network can be spoiled so.
         random: two runs differ.
         watched: it is found by watching the run, which no regression does.
+        exact: it is found in float64 alone, for its number is solved for.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Mutation:
     fits: Callable[[Any], bool] = lambda net: True
     random: bool = False
     watched: bool = False
+    exact: bool = False
 
 
 def override(module: Any, **methods: Any) -> None:

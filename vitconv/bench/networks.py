@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from vitconv.bench.mutate_block import in_blocks
 from vitconv.bench.mutate_kinds import deepnorm, distilled, res_post
 from vitconv.bench.mutate_more import every_kind
 from vitconv.bench.mutate_norms import centred_norms, norm_forms
+from vitconv.bench.mutate_numbers import numbers, numbers_ahead
 from vitconv.bench.mutate_order import orders
 from vitconv.bench.mutate_shapes import reshaping
 from vitconv.bench.mutate_slopes import slopes
@@ -82,15 +85,19 @@ def host_of(net: Any) -> Any:
 
 def mutations() -> list[Mutation]:
     """Return every single mutation, each fitting only the networks that it is written for."""
+    of_plain = itertools.chain(
+        embed_and_head(), in_blocks(), every_kind(), reshaping(), orders(), numbers(), norm_forms(), slopes()
+    )
+    of_distilled = itertools.chain(distilled(), norm_forms(("embed",)), numbers_ahead())
     kinds: tuple[tuple[Callable[[Any], bool], list[Mutation]], ...] = (
-        (plain, [*embed_and_head(), *in_blocks(), *every_kind(), *reshaping(), *orders(), *norm_forms(), *slopes()]),
-        (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*distilled(), *norm_forms(("embed",))]),
+        (plain, [*of_plain]),
+        (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*of_distilled]),
         (lambda net: _blocks(net) == "ResPostBlock", [*res_post(), *centred_norms()]),
         (lambda net: type(net).__module__.startswith("vitconv."), [*deepnorm()]),
         (lambda net: re.search("Swin|Pyramid|Pvt", type(net).__name__) is not None, stage_mutations()),
     )
     return [
-        Mutation(m.name, m.truth, m.plant, lambda net, fits=fits, m=m: fits(net) and m.fits(net), m.random, m.watched)  # type: ignore[misc]
+        dataclasses.replace(m, fits=lambda net, fits=fits, m=m: fits(net) and m.fits(net))  # type: ignore[misc]
         for fits, many in kinds
         for m in many
     ]

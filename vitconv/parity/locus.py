@@ -12,10 +12,14 @@ from vitconv.parity.faults.fault import KINDS, Fault
 
 @dataclass(frozen=True, order=True)
 class Placed:
-    """A fault, and the blocks it is in (None: everywhere). Its text is `name` or `name@3` or `name@2,3`."""
+    """A fault, and the blocks it is in (None: everywhere). Its text is `name` or `name@3` or `name@2,3`.
+
+    `number`: that of a fault that has one.
+    """
 
     name: str
     layers: tuple[int, ...] | None = None
+    number: float | None = None
 
     def __str__(self) -> str:
         return self.told()
@@ -23,7 +27,8 @@ class Placed:
     @property
     def fault(self) -> Fault:
         """Return the entry of the catalogue."""
-        return FAULTS[self.name]
+        fault = FAULTS[self.name]
+        return fault if self.number is None else fault.of(self.number)
 
     def told(self, block: Callable[[int], str] = str) -> str:
         """Return `name` or `name@3`, blocks named by `block`."""

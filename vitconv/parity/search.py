@@ -26,6 +26,7 @@ from vitconv.parity.faults.error import (
 from vitconv.parity.faults.fault import MEASURED, AnyConfig, Fault, Knobs
 from vitconv.parity.faults.rebuild import Rebuilt, Seen
 from vitconv.parity.locus import Combination, Locus, Placed, layer_in, locate
+from vitconv.parity.solve import solved
 
 # Below float64 the rounding errors of a faulty network are larger than those of the right one, by factors that two
 # runs do not tell: faults that leave up to this many times what is allowed are reported, ahead of any that leave less
@@ -215,6 +216,25 @@ class Search:
             return inf
         return ratio
 
+    def value(self, found: Combination, locus: Locus) -> Tensor | None:
+        """Return the value at a locus with these faults, by the stretch ahead of it where that can run alone."""
+        whole = locus.tap == "output" or self.config.facts.position in ("rope", "relative")
+        blocks = None if whole else self._on_the_way(locus)
+        knobs = self.knobs(found, blocks)
+        if knobs is None:
+            return None
+        sample = self.samples[locus.sample]
+        rebuilt = self.rebuilt(knobs, False, blocks)
+        self.stretches += 1
+        try:
+            if whole:
+                run = rebuilt.run(sample.images)
+                return run.output if locus.tap == "output" else run.taps.get(locus.tap)
+            value = sample.images if locus.start is None else sample.seen.taps[locus.start]
+            return rebuilt.stretch(locus.start, value, locus.tap).taps[locus.tap]
+        except (RuntimeError, ValueError):
+            return None
+
     def _on_the_way(self, locus: Locus) -> tuple[int, ...]:
         """Return the blocks between a locus' start and its tap."""
         first = 0 if locus.start in (None, "embed") else (layer_in(locus.start or "") or 0) + 1
@@ -252,7 +272,7 @@ class Search:
         """Yield the names of the faults that can show at the locus."""
         for name in self.catalogue:
             fault = FAULTS[name]
-            if fault.visible in MEASURED or (locus.phase == "forward" and fault.visible == "backward"):
+            if fault.visible in (*MEASURED, "solved") or (locus.phase == "forward" and fault.visible == "backward"):
                 continue
             kinds = locus.kinds if fault.visible != "backward" or locus.tap != "embed" else {"embed"}
             if kinds & {*fault.shows, *(["norm"] if fault.visible == "backward" and fault.site == "norm" else [])}:
@@ -303,6 +323,15 @@ class Search:
                     reached[key] = new
         return list(reached.values())
 
+    def _further(self, front: Sequence[State]) -> list[State]:
+        """Return what faults with a number reach, else what pairs do."""
+        reached: list[State] = []
+        for state in front:
+            if state.locus is not None and len(state.found) < self.budget.faults:
+                every = (self.state(found) for found in solved(self, state.found, state.locus))
+                reached += [s for s in every if s and (s.locus is None or s.locus.order > state.locus.order)]
+        return reached or self.reach(front, by_pairs=True)
+
     def run(self) -> tuple[State | None, list[State]]:
         """Return what is wrong without faults (None: the reference cannot be run), and all combinations that fit."""
         first = self.state(())
@@ -312,7 +341,7 @@ class Search:
         while front and not done and not nearly:
             # Where rounding is the measure, what is hardly more than it needs no further fault to be taken away.
             nearly = [s for s in front if self.dtype != torch.float64 and s.found and s.worst <= NEARLY]
-            reached = self.reach(front, by_pairs=False) or ([] if nearly else self.reach(front, by_pairs=True))
+            reached = self.reach(front, by_pairs=False) or ([] if nearly else self._further(front))
             done = [s for s in reached if s.passes]
             reached.sort(key=_promise)
             front = reached[: self.budget.beam]

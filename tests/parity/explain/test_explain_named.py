@@ -9,6 +9,7 @@ from vitconv.bench.clean import timm_pairs, variants
 from vitconv.bench.detection import cell, mutations, networks, pairs, summary
 from vitconv.bench.matrix import QUICK
 from vitconv.bench.mutate import override
+from vitconv.bench.mutate_numbers import numbers
 from vitconv.bench.mutate_order import orders
 from vitconv.parity.explain import explain_traces
 from vitconv.parity.faults import FAULTS
@@ -60,6 +61,23 @@ def test_norms_and_derivatives_by_hand_are_named(name: str, bench_of, mutation) 
     found = cell(bench_of("token"), [mutation(name)], "fp64")
     assert found.seen and found.named and not found.accused
     assert found.after < 1e-10 < found.before
+
+
+@pytest.mark.parametrize("name", [m.name for m in numbers()])
+def test_a_number_is_solved_for(name: str, bench_of, mutation) -> None:
+    found = cell(bench_of("token"), [mutation(name)], "fp64")
+    assert found.seen and found.named and not found.accused
+    assert found.after < 1e-10 < found.before
+
+
+def test_a_number_is_told_as_what_it_is(bench_of, mutation) -> None:
+    bench = bench_of("token")
+    both = [mutation("norm times the root of the width, final"), mutation("tanh GELU")]
+    cause = bench.explain(bench.spoiled(*both), "fp64")
+    assert "the output is multiplied by 5.65685425, the square root of 32" in " ".join(cause.titles)
+    assert cause.found[0] == "activation-gelu-tanh"
+    cause = bench.explain(bench.spoiled(mutation("eps 3e-4 in blocks")), "fp64")
+    assert cause.titles == ("the norms in the blocks: eps is 0.0003",)
 
 
 @pytest.mark.parametrize("name", [m.name for m in orders()])
@@ -216,13 +234,14 @@ def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
         mutate_kinds,
         mutate_more,
         mutate_norms,
+        mutate_numbers,
         mutate_order,
         mutate_shapes,
         mutate_slopes,
     )
 
-    every = (mutate, mutate_block, mutate_kinds, mutate_more, mutate_norms, mutate_order, mutate_shapes, mutate_slopes)
-    for module in every:
+    of_norms = (mutate_norms, mutate_numbers, mutate_slopes)
+    for module in (mutate, mutate_block, mutate_kinds, mutate_more, mutate_order, mutate_shapes, *of_norms):
         assert not any(getattr(x, "__module__", "").startswith("vitconv.parity") for x in vars(module).values())
     planted = {t for m in mutations() for t in m.truth} - {""}
     assert planted <= {*FAULTS}

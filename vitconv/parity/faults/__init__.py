@@ -20,6 +20,7 @@ from vitconv.parity.faults import (
     norm,
     norm_backward,
     norm_forms,
+    numbers,
     precision,
     stages,
     watched,
@@ -29,7 +30,7 @@ from vitconv.parity.faults.fault import Fault, Knobs
 
 _SITES = (
     image, embed, norm, norm_forms, attention, axes, windows, mlp, block, stages, focused, head, precision, backward,
-    cuts, norm_backward, watched,
+    cuts, norm_backward, watched, numbers,
 )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ _SHOWS = {
 }
 # always: by the values, in any precision that is fine enough. half: only as more rounding error. backward: only in
 # gradients. never: the function is the same. random: two runs differ. watched: where it happens, by watching the run.
-VISIBLE = ("always", "half", "backward", "never", "random", "watched")
+# solved: always, for a number that the search solves for.
+VISIBLE = ("always", "half", "backward", "never", "random", "watched", "solved")
 # Those that nothing has to be changed for: they are measured, and no candidates of a search.
 MEASURED = ("random", "watched")
 
@@ -72,6 +73,8 @@ class Fault:
         families: the kinds of networks that can have it: plain, stages.
         when: whether a network of this configuration can have it.
         also: further words for the same function, such as what the converter did.
+        number: of a fault with a number that is solved for: what makes it of that number, fields of this class.
+        start: where to start from.
     """
 
     name: str
@@ -89,6 +92,8 @@ class Fault:
     model: OnModel | None = None
     images: OnImages | None = None
     config: Callable[[ViTConfig], ViTConfig] | None = None
+    number: Callable[[float], dict[str, Any]] | None = None
+    start: float = 1.0
 
     def __post_init__(self) -> None:
         if self.visible not in VISIBLE or self.site not in _SHOWS:
@@ -106,8 +111,14 @@ class Fault:
             "never": ", the function is the same",
             "random": ", two runs differ",
             "watched": ", the run shows it",
+            "solved": ", the number is solved for",
         }[self.visible]
         return f"{self.title} ({self.site}{seen})"
+
+    def of(self, number: float) -> Fault:
+        """Return the fault with this number."""
+        assert self.number is not None
+        return dataclasses.replace(self, title=f"{self.title} {_told(number)}", **self.number(number))
 
     def apply(self, knobs: Knobs, layers: Iterable[int] | None = None) -> Knobs | None:
         """Return knobs with this fault added, in all blocks or in `layers`; the given ones stay as they are.
@@ -136,6 +147,16 @@ class Fault:
         if self.config is not None:
             changes["config"] = self.config(config)
         return dataclasses.replace(knobs, **changes)  # type: ignore[arg-type]
+
+
+def _told(number: float) -> str:
+    """Return a number, and whether it is the root of a whole one or the inverse of that."""
+    for power, words in ((2.0, "the square root of"), (-2.0, "1 over the square root of")):
+        whole = number**power
+        root = round(whole) ** 0.5
+        if 1.5 < whole < 1e5 and abs(whole - round(whole)) < 1e-7 * whole and root != round(root):
+            return f"{number:.9g}, {words} {round(whole)}"
+    return f"{number:.9g}"
 
 
 def per_block(change: Callable[[Weights, str, ViTConfig], Weights]) -> OnWeights:

@@ -58,6 +58,18 @@ def _pooled_token(index: int) -> OnModel:
     return change
 
 
+def _output(name: str) -> OnModel:
+    """Let the network give a function of its output, of torch.nn.functional."""
+
+    def change(model: ViT, _layers: Iterable[int]) -> None:
+        from torch.nn import functional
+
+        along = {} if name == "sigmoid" else {"dim": -1}
+        model.register_forward_hook(lambda _m, _x, y: getattr(functional, name)(y, **along))
+
+    return change
+
+
 def _entries() -> Iterator[Fault]:
     def entry(name: str, title: str, **more: object) -> Fault:
         return Fault(name, title, "head", **more)  # type: ignore[arg-type]
@@ -143,6 +155,14 @@ def _entries() -> Iterator[Fault]:
         shows=("head",),
         when=lambda c: c.classes > 0 and c.head_bias,
     )
+    for name, words in (
+        ("softmax", "softmax of it: probabilities for logits"),
+        ("log_softmax", "the logarithm of its softmax"),
+        ("sigmoid", "its sigmoid"),
+        ("normalize", "divided by its length"),
+    ):
+        title = f"the output is {words}"
+        yield entry(f"output-{name.replace('_', '-')}", title, model=_output(name), shows=("head",))
     distilled: dict[str, object] = {"shows": ("head",), "when": lambda c: c.classes_dist > 0}
     yield entry("distillation-head-missing", "only the classifier of the class token answers",
                 model=_swap("no_distillation_head"), **distilled)  # fmt: skip
