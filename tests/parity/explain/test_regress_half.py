@@ -63,6 +63,15 @@ def test_faults_that_differ_in_size_alone_are_named_together(bench_of, mutation)
     assert "eps-norm2-1e-5" not in found.accused
 
 
+def test_where_both_sides_round_alike_the_direction_decides(bench_of, mutation) -> None:
+    # A third of the change vanishes in bfloat16 behind the norm; eps beside the deviation has the better slope.
+    bench = HalfBench(bench_of("gated"), "amp-bf16")
+    found = bench.ask(bench_of("gated").spoiled(mutation("eps 1e-5 at the end")))
+    slopes = {e.name: e.beta for e in found.estimates}
+    assert abs(slopes["norm-std-final"] - 1) < 0.3 < abs(slopes["eps-final-1e-5"] - 1)
+    assert found.accused[0] == "eps-final-1e-5"
+
+
 def test_few_inputs_are_refused(half: HalfBench) -> None:
     from vitconv.parity.regress import Predictions
 
