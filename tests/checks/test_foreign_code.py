@@ -40,6 +40,8 @@ class Network(nn.Module):
             return self.forward(x)
         if self.how == "mutates":
             x.zero_()
+        if self.how == "prints":
+            print("what the user prints")
         return {"scalar": y.sum(), "none": None, "empty": y[:0], "complex": torch.complex(y, y)}.get(self.how, y)
 
 
@@ -49,6 +51,10 @@ def __getattr__(how):
 
 def factory_raises():
     raise ValueError("the factory fails")
+
+
+def init_prints(network):
+    print("what the user prints")
 
 
 def factory_exits():
@@ -120,6 +126,15 @@ def test_a_network_that_fails_is_undecided(how: str, says: str, factories: Path,
     assert says in json.dumps(found["checks"])
     if how in ("raises", "key"):
         assert f"{factories}, line " in json.dumps(found["checks"])
+
+
+def test_what_a_network_prints_is_beside_the_result(factories: Path, capsys: Any) -> None:
+    target = f"python:{factories}:prints"
+    for words in ((target,), ("vit_tiny", "--set", "depth=2", "--init-fn", f"python:{factories}:init_prints")):
+        run(["check", *words, "--only", "loss-at-init", "--set", "image_size=16", "--json"])
+        told = capsys.readouterr()
+        assert "what the user prints" in told.err, words
+        json.loads(told.out)
 
 
 @pytest.mark.parametrize(

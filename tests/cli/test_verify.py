@@ -96,6 +96,30 @@ def test_a_difference_is_1_and_is_named_with_its_figures(write, capsys):
     assert any("parts first at blocks.0.attn" in line for line in out)
 
 
+LOUD = """
+from vitconv.layout.semantics import Semantics
+from vitconv.vit.config import config_from_shapes
+from vitconv.vit.model import ViT
+
+class Loud(ViT):
+    def forward(self, images):
+        print("what the user prints")
+        return super().forward(images)
+
+def network():
+    return Loud(config_from_shapes({shapes!r}, Semantics(**{facts!r})))
+"""
+
+
+def test_what_a_network_prints_is_beside_the_result(write, tmp_path, capsys):
+    (tmp_path / "loud.py").write_text(LOUD.format(shapes=shapes(), facts=FACTS))
+    code = run(["verify", write("a"), f"python:{tmp_path}/loud.py:network", *QUICK, "--skip", "why", "--json"])
+    told = capsys.readouterr()
+    assert code == 0, told
+    assert "what the user prints" in told.err
+    assert json.loads(told.out)["verdict"]
+
+
 def test_other_weights_are_1(write, capsys):
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["blocks.1.attn.k.bias"][0] += 1.0  # no run can see it: it cancels in the softmax

@@ -279,7 +279,7 @@ def test_a_tap_can_be_changed_and_leaves_nothing_behind(canonical, carry):
 
 
 def test_missing_libraries_and_wrong_networks_are_refused(monkeypatch):
-    with pytest.raises(Refused, match="known are its VisionTransformer, Eva, Beit, NaFlexVit and Swin families"):
+    with pytest.raises(Refused, match="known are its VisionTransformer, Eva, Beit, NaFlexVit, Swin and PVTv2 families"):
         load(HOSTS, "timm").build(Spec("resnet18"))
     with pytest.raises(UsageError, match="timm has no model 'vit_hugo'; close names"):
         load(HOSTS, "timm").build(Spec("vit_hugo"))

@@ -130,3 +130,40 @@ def ends():
     file.write_text(file.read_text() + text)
     with pytest.raises(Refused, match=r"B .* does not run: (KeyError|SystemExit): .*networks.py, line"):
         verify(f"python:{file}:base", f"python:{file}:ends", precisions=())
+
+
+def test_a_side_that_changes_its_images_in_place_runs_and_does_not_spoil_the_other(file: Path) -> None:
+    text = """
+
+class Normalises(VisionTransformer):
+    def forward(self, x):
+        return super().forward(x.mul_(2.0).div_(2.0))
+
+
+class Own(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.net, self.factor = base(), factor
+
+    def forward(self, x):
+        x *= self.factor
+        return self.net(x)
+
+
+def normalises():
+    torch.manual_seed(0)
+    return Normalises(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=5)
+
+
+def scales_to_and_fro():
+    return Own(1.0)
+
+
+def doubles():
+    return Own(2.0)
+"""
+    file.write_text(file.read_text() + text)
+    for name, verdict in (("normalises", "same"), ("scales_to_and_fro", "same"), ("doubles", "differs")):
+        result = verify(f"python:{file}:base", f"python:{file}:{name}", precisions=("fp32",), skip=("why",))
+        assert result.verdict == verdict, name
+        assert [row.name for row in result.stage("sanity").rows if row.status == "fail"] == [], name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,13 @@ def save(report: Report, path: Path) -> None:
     from vitconv.report.output import save as write
 
     write(signed(report), path)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Send to stderr what a user's own module prints: stdout holds the result alone, which a program may read."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def signed(report: Report) -> Report:

@@ -52,13 +52,14 @@ def command(target: str, init_fn: str | None, report_path: Path | None, as_json:
 
     Exit codes: 0 ready or only warnings, 1 a finding of level error, 3 undecided: a check could not be run.
     """
-    from vitconv.cli._output import emit, save
+    from vitconv.cli._output import aside, emit, save
 
-    if init_fn is not None:
-        document, code = _coverage(target, init_fn, options)
-        charts: tuple[Section, ...] = ()
-    else:
-        document, charts, code = _checked(target, options)
+    charts: tuple[Section, ...] = ()
+    with aside():
+        if init_fn is not None:
+            document, code = _coverage(target, init_fn, options)
+        else:
+            document, charts, code = _checked(target, options)
     emit(document, as_json=as_json)
     if report_path is not None:
         save(replace(document, sections=(*document.sections, *charts)), report_path)

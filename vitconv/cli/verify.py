@@ -63,7 +63,7 @@ def command(
 
     Exit codes: 0 the same, 1 they differ, 3 undecided.
     """
-    from vitconv.cli._output import emit
+    from vitconv.cli._output import aside, emit
     from vitconv.cli._verify_report import brief, full, machine, save
 
     folder = options.pop("save")
@@ -78,7 +78,7 @@ def command(
     else:
         from vitconv.parity.verify import DEFAULT_PRECISIONS, verify
 
-        with _progress() as told:
+        with aside(), _progress() as told:
             result = verify(
                 a,
                 b,

@@ -138,7 +138,8 @@ def describe(module: nn.Module, spec: Spec) -> Built:
             except (AttributeError, KeyError, IndexError, StopIteration, TypeError):
                 break
             # One that is derived from a library's network may give its tensor in something of its own.
-            return built if known in (transformers, xformers) else replace(built, run=partial(_unpacked, built.run))
+            own = built.run if known in (transformers, xformers) else partial(_unpacked, built.run)
+            return replace(built, run=partial(_on_a_copy, own))
     dialects, places = _recognised(module)
     facts = Semantics().replaced(
         {k: v for k, v in {"norm_kind": norm_kind(places), **eps_facts(places)}.items() if v is not None}
@@ -154,7 +155,7 @@ def describe(module: nn.Module, spec: Spec) -> Built:
         survey=survey(module, places, "unknown"),
         taps=taps,
         inputs=Inputs("images", image_shape(module, spec)),
-        run=run,
+        run=partial(_on_a_copy, run),
         notes=("the network is of no library that is known here: facts and taps are read off module names",),
     )
 
@@ -171,6 +172,11 @@ def _recognised(module: nn.Module) -> tuple[tuple[str, ...], Places]:
             if "blocks.0" in places and len(places) > len(best[1]):
                 best = ((dialect,), places)
     return best
+
+
+def _on_a_copy(run: Callable[[nn.Module, Tensor], Tensor], module: nn.Module, images: Tensor) -> Tensor:
+    """Run on a copy: code that changes its images in place works in a training, and must not change the next run's."""
+    return run(module, images.clone())
 
 
 def run(module: nn.Module, images: Tensor) -> Tensor:
