@@ -167,3 +167,28 @@ def doubles():
         result = verify(f"python:{file}:base", f"python:{file}:{name}", precisions=("fp32",), skip=("why",))
         assert result.verdict == verdict, name
         assert [row.name for row in result.stage("sanity").rows if row.status == "fail"] == [], name
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("with torch.no_grad():\n            return self.net(x)", "its output has no gradient: its forward is under"),
+        ("return self.net(x).detach()", "its output has no gradient: its forward is under"),
+        ("return x.mean((2, 3))", "Own has no parameters; expected a network with weights"),
+    ],
+    ids=["no-grad", "detached", "no-parameters"],
+)
+def test_a_side_without_gradients_or_parameters_is_told_so(body: str, says: str, file: Path) -> None:
+    text = f"""
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = base() if "net" in {body!r} else None
+
+    def forward(self, x):
+        {body}
+"""
+    file.write_text(file.read_text() + text)
+    with pytest.raises(Refused, match=rf"^B .*{says}"):
+        verify(f"python:{file}:base", f"python:{file}:Own", precisions=())

@@ -206,9 +206,13 @@ def _live(half: _Half, ask: Asked) -> Side:
 
 def _bridge(half: _Half, ask: Asked, built: Built) -> Bridge:
     dialects = (ask.dialect,) if ask.dialect and half.weights is None else built.dialects
+    state = state_of(built.module)
+    if not state:
+        kind = type(built.module).__name__
+        raise Refused(f"{half.label} ({half.spec}): {kind} has no parameters; expected a network with weights")
     try:
         facts, choices = built.facts.filled(ask.facts), {**built.choices, **ask.choices}
-        return bridge_of(state_of(built.module), dialects, facts, choices, built.axes)
+        return bridge_of(state, dialects, facts, choices, built.axes)
     except Ambiguous as e:
         raise Ambiguous(f"{half.label} ({half.spec}): {_for_side(str(e), half.label)}") from e
     except (NotRecognised, Refused) as e:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitconv.errors import Refused
 from vitconv.hosts.base.host import Built
 from vitconv.hosts.base.tap import Tap, recording
 from vitconv.parity.bridge import Bridge, bridge_of, state_of
@@ -114,6 +115,11 @@ def trace(
         scaled = (cotangent.to(first.device) * loss_scale).to(output.dtype)
         if backward:
             roots, cotangents = _roots(output, scaled, force, loss_scale)
+            if not any(root.requires_grad for root in roots):
+                raise Refused(
+                    f"{side} ({type(built.module).__name__}) runs, and its output has no gradient: its forward is under"
+                    " torch.no_grad or inference_mode, or detaches what it gives; give a network that can be trained"
+                )
             _Loss.apply(cotangents, *roots).backward()
         values = {n: v.detach() for n, v in seen.values().items()}
         tap_grads = {n: g.detach() for n, g in seen.gradients().items()}
