@@ -108,3 +108,15 @@ def test_a_folder_that_timm_opens(name: str, tmp_path: Path) -> None:
     x = torch.randn(2, 3, 12, 20, generator=g)
     # A folded row is added in the dtype of the file, as the network that it is of adds it.
     assert torch.allclose(two.double()(x.double()), one.double()(x.double()), rtol=0, atol=1e-6 if more else 1e-12)
+
+
+@pytest.mark.parametrize("to", ["timm", "timm-naflex"])
+def test_a_pooling_that_timm_has_not_gives_no_configuration(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """big_vision's pool_type "0" takes the first patch; timm would not pool at all where its name is unknown."""
+    source = Path(__file__).parents[2] / "fixtures" / "golden" / "npz" / "big-vision-first.npz"
+    sets = ("--set", "pooling=first", "--set", "grid=4x4")
+    assert run(["convert", str(source), str(tmp_path / "out"), "--to", to, *sets]) == 0
+    assert "pooling=first: timm pools the class token, a mean, or by an attention-pooling" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "config.json").exists()

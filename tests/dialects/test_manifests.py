@@ -114,7 +114,7 @@ def test_a_wrong_shape_names_two_witnesses(name: str) -> None:
 def test_a_missing_layer_is_missing() -> None:
     _, _, shapes = read("timm-vit-base")
     hole = {k: s for k, s in shapes.items() if not k.startswith("blocks.5.")}
-    with pytest.raises(NotRecognised, match=r"closest: timm.*\n  missing: blocks\.5\."):
+    with pytest.raises(NotRecognised, match=r"closest: timm.*\n  the layers blocks\.5 are not in the file"):
         found(hole)
 
 

@@ -113,6 +113,11 @@ def test_a_stem_of_convolutions_is_refused_with_the_reason(name: str) -> None:
         translate(with_stem(name), None, "canonical")
 
 
+def test_the_stem_of_convolutions_of_moco_v3_is_refused_too() -> None:
+    with pytest.raises(Refused, match="MoCo-v3's ConvStem"):
+        translate({**with_stem("deit-3"), "pos_embed": torch.zeros(1, 17, 16)}, "moco-v3", "canonical")
+
+
 def test_more_than_two_branches_are_refused() -> None:
     weights, _ = golden("deit-parallel")
     there = translate(weights, "deit", "timm-parallel")

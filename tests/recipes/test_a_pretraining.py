@@ -164,3 +164,34 @@ def test_a_set_that_is_not_whole_names_the_others(tmp_path: Path) -> None:
     answer, written = to_timm(save(tmp_path / "s.pth", {"state_dict": state}))
     assert answer.code == 1 and written is None
     assert "looked at: state_dict.teacher" in answer.err and "--branch" in answer.err
+
+
+def probed(prefix: str = "") -> State:
+    """Return what main_linprobe.py of MAE saves: its head is a BatchNorm without weights and a linear layer."""
+    state = {k: v for k, v in rand_t().items() if not k.startswith("head.")}
+    norm = {"running_mean": torch.randn(32), "running_var": torch.rand(32), "num_batches_tracked": torch.tensor(3)}
+    state |= {f"head.0.{k}": v for k, v in norm.items()} | {
+        f"head.1.{k}": rand_t()[f"head.{k}"] for k in ("weight", "bias")
+    }
+    return {f"{prefix}{k}": v for k, v in state.items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a19_the_classifier_of_a_linear_probe_is_no_projector(prefix: str, tmp_path: Path) -> None:
+    path, out = save(tmp_path / "s.pth", {"model": probed(prefix)}), tmp_path / "out.safetensors"
+    answer = vitconv("convert", path, out, "--to", "timm")
+    assert answer.code == 3, answer.text
+    assert "head is a BatchNorm without weights and a linear layer, as MAE's linear probe trains them" in answer.err
+    assert not out.exists()
+    assert vitconv("convert", path, out, "--to", "timm", "--drop", "head.*").code == 0
+    assert equal(tensors(out), rand_t(head=False))
+
+
+def test_a19_the_folded_classifier_is_what_the_message_says() -> None:
+    state, x = {k: v.double() for k, v in probed().items()}, torch.randn(4, 32, dtype=torch.float64)
+    norm = torch.nn.BatchNorm1d(32, affine=False, eps=1e-6).double().eval()
+    norm.load_state_dict({k: state[f"head.0.{k}"] for k in ("running_mean", "running_var", "num_batches_tracked")})
+    w = state["head.1.weight"] / (state["head.0.running_var"] + 1e-6).sqrt()
+    folded = torch.nn.functional.linear(x, w, state["head.1.bias"] - w @ state["head.0.running_mean"])
+    there = torch.nn.functional.linear(norm(x), state["head.1.weight"], state["head.1.bias"])
+    assert torch.allclose(folded, there, atol=1e-12)

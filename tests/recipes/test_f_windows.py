@@ -218,3 +218,50 @@ def test_f08_blocks_of_one_stage_may_differ_in_their_windows(tmp_path: Path) -> 
     answer = vitconv("inspect", bare, "--set", "image_size=28x56")
     assert "stage 1: shifted windows of 7x7 on a map of 7x14 are laid out as microsoft's code does" in answer.out
     assert "stage 0" not in answer.out
+
+
+TRACE = Path(__file__).parents[2] / "fixtures" / "golden" / "stages" / "swin-scale.safetensors"
+
+
+def test_b11_a_scale_of_the_scores_is_computed_and_refused_by_who_has_none(tmp_path: Path) -> None:
+    """qk_scale of Microsoft's Swin is in no tensor, and one number for all stages."""
+    weights = {k.removeprefix("weight."): v for k, v in tensors(TRACE).items() if k.startswith("weight.")}
+    path, out = save(tmp_path / "s.safetensors", weights), tmp_path / "o.safetensors"
+    answer = vitconv("convert", path, out, "--to", "timm-swin", "--set", "attention_scale=0.3")
+    assert answer.code == 3
+    assert "attention scale: stage 0, 0.3 here, but" in answer.err
+    assert not out.exists()
+    # Its heads are 4 wide, in both stages.
+    assert vitconv("convert", path, out, "--to", "timm-swin", "--set", "attention_scale=0.5").code == 0
+    assert (
+        vitconv("convert", path, tmp_path / "p.safetensors", "--to", "swin", "--set", "attention_scale=0.3").code == 0
+    )
+
+
+def test_f08_a_window_is_told_as_the_configuration_has_it(tmp_path: Path) -> None:
+    """Microsoft's code makes a window as small as its map: window_size=16 on maps of 8x8 and 4x4."""
+    source = save(tmp_path / "s.safetensors", swin((16, 16), 8).state_dict())
+    ms = tmp_path / "ms.safetensors"
+    assert vitconv("convert", source, ms, "--to", "swin", "--set", "image_size=16").code == 0
+    plain = save(tmp_path / "plain.safetensors", tensors(ms))
+    answer = vitconv("inspect", plain, "--set", "window=16", "--set", "image_size=16")
+    assert answer.code == 0, answer.text
+    assert "(8, 4)" in answer.out
+    for told in ("window=6", "window=2"):
+        answer = vitconv("inspect", plain, "--set", told, "--set", "image_size=16")
+        assert answer.code == 3, told
+        assert "the tensors have window=8,4" in answer.out
+
+
+def test_f04_pre_training_at_one_s_own_window_is_none(tmp_path: Path) -> None:
+    """pretrained_window_sizes=[4, 0] with windows of 4: the coordinates are those of its own window."""
+    models = pytest.importorskip("timm.models")
+    net = filled(models.SwinTransformerV2(img_size=16, window_size=4, **SIZES))
+    source, ms = save(tmp_path / "s.safetensors", net.state_dict()), tmp_path / "ms.safetensors"
+    sets = ("--set", "image_size=16", "--set", "window=4", "--set", "pretrained_window=0")
+    assert vitconv("convert", source, ms, "--to", "swinv2", *sets).code == 0
+    plain = save(tmp_path / "plain.safetensors", tensors(ms))
+    assert vitconv("inspect", plain, "--set", "pretrained_window=4,0").code == 0
+    answer = vitconv("inspect", plain, "--set", "pretrained_window=6,0")
+    assert answer.code == 3
+    assert "the tensors have pretrained_window=0,0, but pretrained_window=6,0 was said" in answer.out

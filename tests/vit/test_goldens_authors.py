@@ -54,6 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "npz/vit-jax-gap": ("vit-jax", {}),
     "npz/big-vision-token": ("big-vision", {"pooling": "token"}),
     "npz/big-vision-gap": ("big-vision", {}),
+    # pool_type "0": the first of the patches.
+    "npz/big-vision-first": ("big-vision", {}),
     "npz/big-vision-map": ("big-vision", {}),
     "npz/big-vision-scan": ("big-vision", {}),
     "mmpretrain/mmpretrain-tiny": ("mmpretrain", {"pooling": "token"}),

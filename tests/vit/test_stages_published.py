@@ -59,7 +59,7 @@ def off(name: str, **change: Any) -> dict[str, float]:
 
 
 def test_the_traces_are_there() -> None:
-    assert len(CASES) == 14
+    assert len(CASES) == 15
 
 
 @pytest.mark.parametrize("name", CASES)

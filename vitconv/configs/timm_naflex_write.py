@@ -103,6 +103,7 @@ def _position(draft: Draft) -> dict[str, Any]:
 
 def _pooling(draft: Draft) -> dict[str, Any]:
     request, pooling = draft.request, draft.need("pooling")
+    draft.only("pooling", *POOLS, why="timm pools the class token, a mean, or by an attention-pooling head")
     before, after = request.has("norm.weight"), request.has("pool.norm.weight")
     if before and after:
         draft.refuse("timm has a norm before the pooling or after it, not both")

@@ -228,6 +228,7 @@ def _layers(draft: Draft) -> dict[str, Any]:
 def _pooling(draft: Draft) -> dict[str, Any]:
     request = draft.request
     pooling = draft.need("pooling")
+    draft.only("pooling", *POOLS, why="timm pools the class token, a mean, or by an attention-pooling head")
     if pooling == "token" and not request.has("embed.cls"):
         draft.refuse("pooling=token, but there is no class token")
     before, after = request.has("norm.weight"), request.has("pool.norm.weight")

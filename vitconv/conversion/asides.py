@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from vitconv.conversion.linear_probe import probes
 from vitconv.io.envelope import Branch
 from vitconv.layout.match import collapse
 
@@ -39,7 +40,8 @@ _LIST = re.compile(r"^(head|fc)\.\d+\.weight$")
 def training_keys(branch: Branch, keys: Iterable[str] | None = None) -> list[str]:
     """Return those of the keys, by default all of the branch, that are of training and no part of a network."""
     keys = list(branch.tensors if keys is None else keys)
-    listed = {m[1] for key in keys if (m := _LISTED_HEAD.match(key))}
+    probed = {f"{stem}." for stem in probes(set(keys))}
+    listed = {m[1] for key in keys if (m := _LISTED_HEAD.match(key))} - probed
     moco = {"base_encoder", "momentum_encoder", "encoder_q", "encoder_k"} & set(branch.name.split("."))
     layers = [key for key in keys if _LIST.match(key)]
     if moco and len(layers) > 1:

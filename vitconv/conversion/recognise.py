@@ -18,6 +18,7 @@ from vitconv.conversion.companions import factors, refuse_quantised
 from vitconv.conversion.crowd import refuse_crowd
 from vitconv.conversion.elements import check_floats, with_bits
 from vitconv.conversion.facts import Known, Wishes, authored, contradictions, customary, gather, proven, released
+from vitconv.conversion.linear_probe import refuse_linear_probe
 from vitconv.conversion.pick import largest, pick
 from vitconv.conversion.readings import readings, text_keys
 from vitconv.conversion.relative import proven_by_index
@@ -220,6 +221,7 @@ def _chosen(checkpoint: Checkpoint, found: list[Branch], wishes: Wishes) -> Bran
 
         chosen = with_saved_modules(chosen)
     refuse_quantised(chosen.tensors, wishes.drop)
+    refuse_linear_probe(chosen.tensors, wishes.drop)
     return chosen
 
 

@@ -43,16 +43,43 @@ def proven_by_stages(
         notes.append(f"masks of shifted windows for images of {_by(size)} are compared and left, not carried")
     elif size is not None:
         found["image_size"] = size
+    grids = _grids(match, facts, len(depths))
     for name, value in found.items():
         told = getattr(facts, name)
-        if told is not None and told != value and not (len(told) == 1 and set(value) == set(told)):
+        if told is None or told == value:
+            continue
+        if not _meant(name, told, value, found, grids):
             raise Refused(f"the tensors have {name}={_say(value)}, but {name}={_say(told)} was said")
+        facts = facts.replaced({name: value})
     _check_places(match, facts)
     new = {name: value for name, value in found.items() if getattr(facts, name) is None}
     notes += [f"{name}: {_say(value)}, which the tensors hold" for name, value in new.items()]
     facts = facts.filled(new)
     facts, more = _contested(match, facts)
     return facts, [*notes, *_clipped(match, facts), *more]
+
+
+def _meant(
+    name: str,
+    told: tuple[int, ...],
+    value: tuple[int, ...],
+    found: dict[str, Any],
+    grids: dict[int, tuple[int, int]],
+) -> bool:
+    """Say whether what was told is, stage by stage, what the tensors hold, as the code that is told so computes.
+
+    A window is made as small as its map; coordinates of a pre-training at one's own window are those of none.
+    """
+    each = told * len(value) if len(told) == 1 else told
+    if len(each) != len(value):
+        return False
+    window = found.get("window", value)
+    return all(
+        a == b
+        or (name == "window" and s in grids and b == min(grids[s]) < a)
+        or (name == "pretrained_window" and b == 0 and a == window[s])
+        for s, (a, b) in enumerate(zip(each, value, strict=True))
+    )
 
 
 def _check_places(match: Match, facts: Semantics) -> None:

@@ -16,7 +16,8 @@ ROWS_FIRST: dict[str, Any] = {"rope_order": "rows", "rope_offset": 0.0}
 # Of DeiT's authors; the keys around it are those of several layouts.
 CONVOLUTIONS = Forbid(
     r"^patch_embed\.proj\.\d",
-    "a stem of convolutions with batch norms between them (hMLP_stem), which no other layout has",
+    "a stem of convolutions with batch norms between them (DeiT III's hMLP_stem, MoCo-v3's ConvStem), which no other"
+    " layout has",
 )
 # What every plain network computes.
 PLAIN: dict[str, Any] = {

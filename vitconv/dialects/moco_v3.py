@@ -5,6 +5,7 @@ copy; both are no part of the network. Its sine table runs over the rows first.
 """
 
 from vitconv.dialects._fb import CLASS, CLASS_AND_PATCHES, PATCH, blocks, first
+from vitconv.dialects._parts import CONVOLUTIONS
 from vitconv.layout.rule import linear, norm
 
 DIALECT = first(
@@ -19,5 +20,6 @@ DIALECT = first(
         *norm("norm", "norm"),
         *linear("head", "head", "o d", optional=True),
     ),
+    forbids=(CONVOLUTIONS,),
     author={"pooling": "token", "position": "sincos"},
 )

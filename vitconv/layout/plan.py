@@ -19,6 +19,7 @@ from vitconv.layout.match import Match, check_equal, collapse
 from vitconv.layout.network import Cell, Made, Network
 from vitconv.layout.recipe import Piece, Views, compose
 from vitconv.layout.rule import Const
+from vitconv.layout.semantics import Semantics
 from vitconv.layout.shape import shape_of
 from vitconv.layout.unify import Bound, unify_parts
 from vitconv.layout.written_buffers import settled
@@ -107,8 +108,8 @@ def plan(
     _check_table(target, said, network)
     sizes = _sizes(target, said, network, given)
     # muP starts a network under canonical names, for code that is told its scale.
-    if source.dialect.implies:
-        _check_scale(target, network.facts.heads, network.facts.attention_scale, sizes)
+    if source.dialect.implies and (target.family == "plain" or target.name != source.dialect.name):
+        _check_scale(target, network.facts, sizes)
     filled = _filled(network, said, sizes)
     views = Views(sizes)
     targets = [_target(b, filled, sizes, views) for b in said.bound]
@@ -245,17 +246,20 @@ def _check_table(target: Dialect, said: Encoding, network: Network) -> None:
     )
 
 
-def _check_scale(target: Dialect, heads: int | None, scale: float | None, sizes: Mapping[str, int]) -> None:
+def _check_scale(target: Dialect, facts: Semantics, sizes: Mapping[str, int]) -> None:
     """Refuse a scale of the scores that is not one over the root of the head width: no layout here has another."""
-    a = sizes.get("a")
-    if not (heads and scale and a and target.implies):
+    scale = facts.attention_scale
+    if not (scale and target.implies) or facts.attention == "cosine":
         return
-    usual = (a / heads) ** -0.5
-    if abs(scale - usual) > 1e-6 * usual:
-        raise Refused(
-            f"{target.name} cannot compute this function:\n  attention scale: {scale:g} here, but {target.title} scales"
-            f" by 1/sqrt({a // heads})"
-        )
+    widths = {f"stage {s}, ": (sizes.get(f"a_{s}", 0), h) for s, h in enumerate(facts.stage_heads or ())}
+    widths = widths or {"": (sizes.get("a", 0), facts.heads or 0)}
+    for where, (a, h) in widths.items():
+        usual = (a / h) ** -0.5 if a and h else scale
+        if abs(scale - usual) > 1e-6 * usual:
+            raise Refused(
+                f"{target.name} cannot compute this function:\n  attention scale: {where}{scale:g} here, but"
+                f" {target.title} scales by 1/sqrt({a // h})"
+            )
 
 
 def _several(value: Any) -> tuple[Any, ...]:

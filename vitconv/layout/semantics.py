@@ -18,7 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "norm_placement": ("pre", "post", "deepnorm", "res-post", "none"),
     "norm_kind": ("layernorm", "rmsnorm"),
     "activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "squared_relu", "leaky_relu"),
-    "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "map-prefix", "none"),
+    "pooling": ("token", "avg", "avg-prefix", "avg-unnormed", "map", "map-prefix", "first", "none"),
     "position": ("learned", "sincos", "rope", "relative", "none"),
     # The tables that vitconv.layout.sincos makes.
     "sincos_rule": ("mae", "moco-v3", "big-vision"),

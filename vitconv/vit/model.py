@@ -27,7 +27,8 @@ class Pool(nn.Module):
 
     map: the answer of an attention-pooling head to its probe (Zhai et al., 2022), over the patches, or over all tokens
     (map-prefix). token: the class token. avg: the mean
-    over the patches. avg-prefix: the mean over all tokens. none: the stream. The dense layer is followed by tanh, as
+    over the patches. avg-prefix: the mean over all tokens. first: the first token, a patch where there is no class
+    token. none: the stream. The dense layer is followed by tanh, as
     BERT's pooler is.
     """
 
@@ -49,7 +50,7 @@ class Pool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool x: [b t d], float, to [b d]; pooling none keeps [b t d]."""
-        if self.kind == "token":
+        if self.kind in ("token", "first"):
             x = x[:, 0]
         elif self.kind == "avg":
             x = x[:, self.prefix :].mean(1)
@@ -124,9 +125,7 @@ class ViT(nn.Module):
             if self.rope is not None:
                 turn = self.rope(grid, x)
             for block in self.blocks:
-                bias = self._bias(block, grid)
-                own = self._turn(block, grid) if turn is None else turn
-                x = block(x) if own is None and bias is None else block(x, own, bias)
+                x = self.step(block, x, grid, turn)
             x = self.normed(x)
             if self.coca is not None:
                 return self.coca.projected(self.pool(self.coca(x)))
@@ -135,6 +134,15 @@ class ViT(nn.Module):
                 return pooled
             logits = self.head(pooled)
             return logits if self.head_dist is None else (logits + self.head_dist(x[:, 1])) / 2
+
+    def step(self, block: nn.Module, x: Tensor, grid: tuple[int, int], turn: Turn | None) -> Tensor:
+        """Return the stream behind a block: [b t d] of x: [b t d], float.
+
+        `turn` is that of the whole network, `grid` the patches' rows and columns, for what a block has of its own.
+        """
+        bias = self._bias(block, grid)
+        own = self._turn(block, grid) if turn is None else turn
+        return block(x) if own is None and bias is None else block(x, own, bias)  # type: ignore[no-any-return]
 
     def _bias(self, block: nn.Module, grid: tuple[int, int]) -> Tensor | None:
         table, rows = self.rel_pos, self.rel_pos_cls

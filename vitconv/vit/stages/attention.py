@@ -24,15 +24,15 @@ class Projections(nn.Module):
         for part in ("q", "k", "v", "out"):
             rows, columns = config.shapes[f"{at}{part}.weight"]
             self.add_module(part, nn.Linear(columns, rows, bias=f"{at}{part}.bias" in config.shapes))
-        self.heads = config.heads(s, i)
+        self.heads, self.told_scale = config.heads(s, i), config.facts.attention_scale
 
     def split(self, x: Tensor) -> Tensor:
         """Return [b t (h e)] as [b h t e]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def usual_scale(self) -> float:
-        """Return 1 / sqrt(e)."""
-        return float((self.q.out_features // self.heads) ** -0.5)
+        """Return 1 / sqrt(e), or the one number for all stages that was told."""
+        return float((self.q.out_features // self.heads) ** -0.5) if self.told_scale is None else self.told_scale
 
     def softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         """Attend by softmax, logits q k^T scale + bias, from and to [b t (h e)]; for those that have a scale."""
