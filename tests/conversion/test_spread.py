@@ -57,6 +57,23 @@ def test_torch_reads_what_is_written_and_it_comes_back(source: Path, tmp_path: P
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+def test_another_checkpoint_is_not_written_beside_it(source: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "d"
+    assert call(source, folder, "--to", "hf-vit", "--format", "dcp", *SETS) == 0
+    before = {p.name for p in folder.iterdir()}
+    for words in ((), ("--shard-size", "20KB")):
+        assert call(source, folder, "--to", "hf-vit", *words, *SETS) == 3
+        assert "holds a distributed checkpoint already" in capsys.readouterr().err
+        assert {p.name for p in folder.iterdir()} == before
+
+
+def test_a_size_of_shards_is_not_of_a_distributed_checkpoint(source: Path, tmp_path: Path, capsys) -> None:
+    words = ("--format", "dcp", "--shard-size", "20KB")
+    assert call(source, tmp_path / "d", "--to", "hf-vit", *words, *SETS) == 2
+    assert "--shard-size is of shards of safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
 def test_the_facts_travel_as_values(source: Path, tmp_path: Path, capsys) -> None:
     assert call(source, tmp_path / "d", "--to", "timm", "--format", "dcp", *SETS) == 0
     assert call(source, tmp_path / "plain", "--to", "timm", "--format", "dcp", "--plain", *SETS) == 0

@@ -205,7 +205,16 @@ def test_a_catalogue_is_never_run(folder: Path, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("what", ["empty catalogue", "no catalogue", "a piece alone", "weights beside"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "empty catalogue",
+        "no catalogue",
+        "a piece alone",
+        "model.safetensors beside",
+        "model.safetensors.index.json beside",
+    ],
+)
 def test_what_is_no_whole_checkpoint(folder: Path, what: str) -> None:
     if what == "empty catalogue":
         (folder / ".metadata").write_bytes(b"")
@@ -219,7 +228,7 @@ def test_what_is_no_whole_checkpoint(folder: Path, what: str) -> None:
         with pytest.raises(UsageError, match="name its folder"):
             open_checkpoint(folder / "__0_0.distcp")
     else:
-        (folder / "model.safetensors").write_bytes(b"")
+        (folder / what.removesuffix(" beside")).write_bytes(b"")
         with pytest.raises(Ambiguous, match="name the one that is meant"):
             open_checkpoint(folder)
 

@@ -24,6 +24,7 @@ from vitconv.conversion.stream import Sources, cell_array, outputs
 from vitconv.errors import Refused, UsageError
 from vitconv.io.atomic import check_space, explain
 from vitconv.io.envelope import restore
+from vitconv.io.folder import CATALOGUE
 from vitconv.io.leftovers import sweep_line
 from vitconv.io.sink import INDEX, Out, file_order, write_file, write_sharded
 from vitconv.io.tensor import Stored
@@ -203,6 +204,11 @@ def _check_place(prepared: Prepared, file: Path, folder: Path | None) -> None:
     if folder is not None and order.shard_bytes is None and (folder / INDEX).exists():
         raise Refused(
             f"{folder} holds shards already ({INDEX}), which would stay beside the output; choose a new folder"
+        )
+    if folder is not None and (folder / CATALOGUE).is_file():
+        raise Refused(
+            f"{folder} holds a distributed checkpoint already ({CATALOGUE}), which would stay beside the output; choose"
+            " a new folder"
         )
     if not order.keep_order:
         check_space(home, prepared.nbytes)

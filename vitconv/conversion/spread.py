@@ -46,7 +46,8 @@ def write_spread(
     together: Callable[[Callable[[], T]], T] = ranks.together if ranks else lambda do: do()
     first = ranks is None or ranks.first
     p, order, sources = prepared.plan, prepared.order, prepared.sources
-    folder = together(lambda: _folder(dst, several=ranks is not None, optimizer=order.optimizer, form=order.form))
+    sized, several = order.shard_bytes is not None, ranks is not None
+    folder = together(lambda: _folder(dst, several=several, optimizer=order.optimizer, form=order.form, sized=sized))
     outs = named(outputs(p, sources), prepared)
     part = ranks.share([o.nbytes for o in outs]) if ranks else list(range(len(outs)))
     mine, own = [outs[j] for j in part], _only(p, {p.targets[j].key for j in part})
@@ -124,10 +125,14 @@ def _check_lost(sources: Sources, ranks: Ranks | None, *, allowed: bool) -> list
     return check_lost(Sources({name: sources.where[name] for name in names}), allowed=allowed)
 
 
-def _folder(dst: Path, *, several: bool, optimizer: bool, form: str) -> Path:
+def _folder(dst: Path, *, several: bool, optimizer: bool, form: str, sized: bool) -> Path:
     if dst.suffix == ".safetensors" and not dst.is_dir():
         why = "several processes write" if several else "a distributed checkpoint is"
         raise UsageError(f"{dst} is one file; {why} a folder: name one")
+    if form == "dcp" and sized:
+        raise UsageError(
+            "--shard-size is of shards of safetensors; of --format dcp every process writes one piece: leave one out"
+        )
     if optimizer and form != "dcp":
         raise UsageError("--optimizer under several processes needs --format dcp")
     _, folder = where(dst, sharded=True)

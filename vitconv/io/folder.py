@@ -27,7 +27,7 @@ _BESIDE = {
 # What stands for the whole beside an index of that kind.
 _SINGLE = {True: "model.safetensors", False: "pytorch_model.bin"}
 # A distributed checkpoint of torch.
-_PIECE, _CATALOGUE = ".distcp", ".metadata"
+_PIECE, CATALOGUE = ".distcp", ".metadata"
 # accelerate's, by rank or number.
 _STATES = ("random_states_", "rng_state_", "sampler", "dl_state_dict", "custom_checkpoint_")
 _USUAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -90,18 +90,18 @@ def find_distributed(path: Path) -> Path | None:
     if path.name.endswith(_PIECE):
         raise UsageError(f"{path}: one piece of a distributed checkpoint of torch (DCP); name its folder")
     try:
-        if path.name == _CATALOGUE and path.is_file():
+        if path.name == CATALOGUE and path.is_file():
             return path.parent
-        if not (path / _CATALOGUE).is_file():
+        if not (path / CATALOGUE).is_file():
             return _one_inside(path) if path.is_dir() else None
         names = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError):
         return None
-    others = [name for name in _USUAL if name in names]
+    others = [name for name in _USUAL if name in names] + sorted(name for name in names if name.endswith(_INDEX))
     if others and any(name.endswith(_PIECE) for name in names):
         raise Ambiguous(
             f"{path} holds a distributed checkpoint and {some(others)}: name the one that is meant,"
-            f" {path / _CATALOGUE} or {path / others[0]}"
+            f" {path / CATALOGUE} or {path / others[0]}"
         )
     return None if others else path
 
@@ -115,7 +115,7 @@ def _one_inside(folder: Path) -> Path | None:
     entries = list(folder.iterdir())
     if any(_may_be_weights(entry.name) for entry in entries):
         return None
-    inside = [entry for entry in entries if (entry / _CATALOGUE).is_file() and not entry.name.startswith("optim")]
+    inside = [entry for entry in entries if (entry / CATALOGUE).is_file() and not entry.name.startswith("optim")]
     return inside[0] if len(inside) == 1 else None
 
 
@@ -159,7 +159,7 @@ def _in_folder(folder: Path, ignore_index: bool) -> Place:
 def _refuse_distributed(folder: Path, names: list[str]) -> None:
     if any(name.endswith(_PIECE) for name in names):
         raise BadFile(
-            f"{folder}: pieces of a distributed checkpoint of torch (DCP) without the {_CATALOGUE} file that says what"
+            f"{folder}: pieces of a distributed checkpoint of torch (DCP) without the {CATALOGUE} file that says what"
             " they are: the save did not finish, or the file was not copied along, being hidden"
         )
     if "checkpoint" in names and any(name.endswith(".index") for name in names):
