@@ -122,7 +122,9 @@ def _unrecognised(
     # Here, as below: files that fit need none.
     from vitconv.layout.layer_names import lost_layers, renamed, without_lost
 
-    other = None if any(b.layer is not None for b in m.bound) else renamed(asked, header, given)
+    # Layers that are stacked are none of their own: of those most is explained.
+    lost_most = 2 * len(m.unknown) > len(header.shapes) and not any(b.layer is not None for b in m.bound)
+    other = renamed(asked, header, given) if lost_most else None
     if other is not None:
         m = other[0]
     elif not m.bound:
