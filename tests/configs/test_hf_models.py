@@ -137,6 +137,34 @@ def test_a_corrupted_mae_decoder_is_read_and_written_as_it_should_be(tmp_path: P
     assert torch.equal(again.double().decoder.decoder_pred.weight, model.decoder.decoder_pred.weight)
 
 
+@pytest.mark.parametrize("through", ["hf-mae", "mae"])
+def test_the_heads_of_a_mae_decoder_are_those_of_the_source(through: str, tmp_path: Path) -> None:
+    import transformers
+
+    decoder = {
+        "decoder_hidden_size": 48,  # which the author's 16 heads divide too
+        "decoder_num_hidden_layers": 1,
+        "decoder_num_attention_heads": 3,
+        "decoder_intermediate_size": 20,
+    }
+    model = saved(tmp_path / "a", "ViTMAEForPreTraining", "ViTMAE", **decoder)
+    assert run(["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", through]) == 0
+    assert run(["convert", str(tmp_path / "b"), str(tmp_path / "c"), "--to", "hf-mae", "--set", "decoder=layers"]) == 0
+    again = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "c").double()
+    images, noise = torch.randn(2, 3, 16, 16).double(), torch.rand(2, 16).double()
+    with torch.no_grad():
+        a, b = (m.eval()(images, noise=noise).logits for m in (model, again))
+    assert float((a - b).abs().max()) < 1e-12
+
+
+def test_heads_that_do_not_divide_a_mae_decoder_are_refused(tmp_path: Path, capsys) -> None:
+    saved(tmp_path / "a", "ViTMAEForPreTraining", "ViTMAE", decoder_hidden_size=16, decoder_num_hidden_layers=1,
+          decoder_num_attention_heads=2, decoder_intermediate_size=20)  # fmt: skip
+    assert run(["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hf-mae", "--set", "decoder_heads=3"]) == 0
+    assert "decoder_heads=3 does not divide the width 16" in capsys.readouterr().out
+    assert not (tmp_path / "b" / "config.json").exists()
+
+
 @pytest.mark.parametrize("width", [85, 96])
 def test_a_gated_mlp_of_another_width_is_no_dinov2(width: int) -> None:
     from vitconv.configs.hf_models_write import write

@@ -103,6 +103,8 @@ def read(raw: Any, where: str) -> Found:
     ).replaced(kind.facts)
     if name == "dinov3_vit":
         facts = facts.replaced({"rope_theta": _theta(fields)})
+    if name == "vit_mae":
+        facts = facts.replaced({"decoder_heads": fields.integer("decoder_num_attention_heads", 16)})
     sizes = {
         "d": width,
         "a": width,

@@ -109,15 +109,12 @@ def _own(draft: Draft, kind: str) -> dict[str, Any]:
             "rope_theta": 100.0,
         }
     if kind == "vit_mae":
-        draft.notes.append("decoder_num_attention_heads is nowhere in the weights: 16, the author's, is written")
         layers = {n.split(".")[2] for n in request.names if n.startswith("decoder.blocks.")}
-        if sizes["y"] % 16:
-            draft.notes[-1] = "decoder_num_attention_heads is nowhere in the weights: that of the encoder is written"
         return {
             "decoder_hidden_size": sizes["y"],
             "decoder_num_hidden_layers": len(layers),
             "decoder_intermediate_size": sizes["x"],
-            "decoder_num_attention_heads": 16 if sizes["y"] % 16 == 0 else draft.heads(),
+            "decoder_num_attention_heads": _decoder_heads(draft),
             "qkv_bias": has("attn.q.bias"),
         }
     if kind == "beit":
@@ -143,3 +140,17 @@ def _own(draft: Draft, kind: str) -> dict[str, Any]:
     if kind.startswith("siglip"):
         return {"vision_use_head": request.has("pool.probe")}
     return {"qkv_bias": has("attn.q.bias")} if kind in KINDS else {}
+
+
+def _decoder_heads(draft: Draft) -> int:
+    """Return the heads of MAE's decoder: the fact, else the author's, as far as they divide its width."""
+    told, width = draft.request.facts.decoder_heads, draft.request.sizes["y"]
+    if told is None:
+        heads, whose = (16, "16, the author's,") if width % 16 == 0 else (draft.heads(), "that of the encoder")
+        draft.notes.append(
+            f"decoder_num_attention_heads is nowhere in the weights: {whose} is written (--set decoder_heads=)"
+        )
+        return heads
+    if width % told:
+        draft.refuse(f"decoder_heads={told} does not divide the width {width} of the decoder")
+    return told

@@ -69,12 +69,12 @@ class Semantics:
     `pretrained_window` (0: none) are one number per stage, or one for all; `window` is the side in places of the map,
     its height where `window_width` says another width. `window_rule` says whose windows they are where codebases part:
     one window covers just one side of a map, or windows do not tile it. `sincos_rule` says which sines and cosines a
-    network adds that stores no table of them. `pool_heads` are those of an attention-pooling head that has
-    other than the blocks. `rope_order` is the side whose places turn the first half of a head, `rope_offset` the number
-    of the first place, `rope_places` the length that places are divided by: each side of the grid its own, or the
-    shorter or the longer for both. `rope_precision` and `attention_precision` are the dtypes that
-    rotary positions, and logits with their softmax, are computed in, where it is not the stream's: some code rounds
-    there whatever the network is in.
+    network adds that stores no table of them. `pool_heads` are those of an attention-pooling head that has other than
+    the blocks, `decoder_heads` those of a decoder of masked pre-training. `rope_order` is the side whose places turn
+    the first half of a head, `rope_offset` the number of the first place, `rope_places` the length that places are
+    divided by: each side of the grid its own, or the shorter or the longer for both. `rope_precision` and
+    `attention_precision` are the dtypes that rotary positions, and logits with their softmax, are computed in, where it
+    is not the stream's: some code rounds there whatever the network is in.
     """
 
     heads: int | None = None
@@ -92,6 +92,7 @@ class Semantics:
     kv_normalised: bool | None = None
     pooling: str | None = None
     pool_heads: int | None = None
+    decoder_heads: int | None = None
     position: str | None = None
     position_resize: str | None = None
     sincos_rule: str | None = None
