@@ -88,7 +88,10 @@ BAD = {
     "the same range": (build({"w": entry(), "v": entry()}, bytes(8)), "overlaps"),
     "hole": (build({"w": entry(), "v": entry(12, 20)}, bytes(20)), "hole of 4 bytes after 'w'"),
     "hole at the start": (build({"w": entry(4, 12)}, bytes(12)), "hole of 4 bytes after the header"),
-    "bytes left over": (build({"w": entry()}, bytes(9)), "last 1 bytes belong to no tensor"),
+    "bytes left over": (
+        build({"w": entry()}, bytes(9)),
+        "last 1 bytes belong to no tensor, so safetensors",
+    ),
 }
 
 

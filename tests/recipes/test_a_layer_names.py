@@ -82,3 +82,12 @@ def test_nothing_is_made_up_for_other_networks(tmp_path: Path) -> None:
     assert answer.code == 1
     assert "rename" not in answer.out
     assert "lists" not in answer.out
+
+
+@pytest.mark.parametrize("inside", ["transformer.blocks.", "encoder.trunk."])
+def test_layers_moved_into_another_module_are_no_network_of_their_own(inside: str, tmp_path: Path) -> None:
+    """timm#1011: the rest of the names is as it was."""
+    answer = vitconv("inspect", save(tmp_path / "s.pth", called(inside)))
+    assert answer.code == 1
+    assert "these 32 tensors; closest: timm" in answer.out
+    assert f"the layers are called {inside}{{i}} here, and blocks.{{i}} in timm: rename them; every" in answer.out

@@ -100,3 +100,15 @@ def test_b01_a_buffer_of_key_biases_is_left_out_when_it_is_zero(value: float, tm
         assert answer.code == 0, answer.text
         assert "key biases of zeros" in answer.text
         assert written is not None and not written["blocks.0.attn.qkv.bias"][DIM : 2 * DIM].any()
+
+
+def test_length_and_direction_of_weights_are_factors(tmp_path: Path) -> None:
+    """zer0int/CLIP-fine-tune: weight = r theta / |theta|."""
+    state = rand_t()
+    weight = state.pop("blocks.0.mlp.fc1.weight")
+    length = weight.norm(dim=1, keepdim=True)
+    state |= {"blocks.0.mlp.fc1.theta": weight / length, "blocks.0.mlp.fc1.r": length}
+    answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors", "--to", "timm")
+    assert answer.code == 1
+    assert "kept as factors" in answer.err
+    assert "of theta and r the product r theta / |theta|, by rows" in answer.err

@@ -13,8 +13,11 @@ _SCALE = re.compile(
     r"(?P<stem>.*)\.(SCB|scale_weight|weight_(scale(_inv|_2)?|zero_point|packed|format)|weight\.(absmax|quant_map|nested_absmax"
     r"|quant_state\..+|_scale|_data|_shift)|qweight|qzeros|_packed_params\..+)"
 )
-# torch's weight norm, old and new; parametrizations; pruning and spectral norm.
-_FACTOR = re.compile(r"(?P<stem>.*)\.(?P<what>(?P<of>\w+?)_(g|v|orig)|parametrizations\.(?P<par>\w+)\.original[01]?)")
+# torch's weight norm, old and new; parametrizations; pruning and spectral norm; the length and direction (r, theta) of
+# CLIP-fine-tune.
+_FACTOR = re.compile(
+    r"(?P<stem>.*)\.(?P<what>(?P<of>\w+?)_(g|v|orig)|parametrizations\.(?P<par>\w+)\.original[01]?|theta)"
+)
 
 
 def refuse_quantised(keys: Collection[str], drop: Sequence[str]) -> None:
@@ -48,11 +51,15 @@ def _kept(keys: Collection[str], drop: Sequence[str]) -> set[str]:
 
 def factors(keys: Collection[str]) -> str:
     """Return a line for a message on weights that are kept as factors or under a mask, or nothing."""
-    found = [key for key in keys if (m := _FACTOR.fullmatch(key)) and f"{m['stem']}.{m['of'] or m['par']}" not in keys]
+    found = [
+        key
+        for key in keys
+        if (m := _FACTOR.fullmatch(key)) and f"{m['stem']}.{m['of'] or m['par'] or 'weight'}" not in keys
+    ]
     if not found:
         return ""
     return (
         f"\n  kept as factors or under a mask (weight norm, spectral norm, pruning): {some(found)}; make one tensor of"
-        " each with torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove, and save"
-        " again"
+        " each with torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove (of theta and r"
+        " the product r theta / |theta|, by rows), and save again"
     )

@@ -9,10 +9,13 @@ from vitconv.errors import shown
 from vitconv.io.envelope import Branch
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.header import Header
+from vitconv.layout.layer_names import renamed
 from vitconv.layout.match import closest
 
 # Further ones are parts of parts.
 _LOOKED_AT = 12
+# Tensors of a file that is looked at with its layers renamed; further ones make it a file of several networks.
+_WHOLE = 2000
 
 
 def nearest(branch: Branch, dialects: list[Dialect], given: Mapping[str, int]) -> Branch:
@@ -21,6 +24,10 @@ def nearest(branch: Branch, dialects: list[Dialect], given: Mapping[str, int]) -
         return branch
     asked: list[tuple[Dialect, Mapping[str, str]]] = [(dialect, {}) for dialect in dialects]
     best, most = branch, -1
+    whole = Header({k: t.shape for k, t in branch.tensors.items()})
+    # Layers alone under a prefix are no reading of a file whose other names are known as they stand.
+    if len(branch.tensors) <= _WHOLE and (other := renamed(dialects, whole, given)) and other[0].fits:
+        return branch
     for count, reading in enumerate(readings(branch, ())):
         if count == _LOOKED_AT:
             break

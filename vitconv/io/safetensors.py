@@ -178,4 +178,8 @@ def _check_cover(file: File, ranges: list[tuple[int, int, str]], size: int) -> N
             raise BadFile(f"{file.path}: {some([key])} {kind} {some([before]) if before is not None else 'the header'}")
         position, before = end, key
     if position != size:
-        raise BadFile(f"{file.path}: the last {size - position} bytes belong to no tensor")
+        left = size - position
+        raise BadFile(
+            f"{file.path}: the last {left} bytes belong to no tensor, so safetensors' own reader refuses the file too; the"
+            f" tensors are whole: cut the rest off (truncate -s {file.size - left} FILE)"
+        )
