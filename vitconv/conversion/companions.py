@@ -60,6 +60,6 @@ def factors(keys: Collection[str]) -> str:
         return ""
     return (
         f"\n  kept as factors or under a mask (weight norm, spectral norm, pruning): {some(found)}; make one tensor of"
-        " each with torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove (of theta and r"
-        " the product r theta / |theta|, by rows), and save again"
+        " each with torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove (of theta"
+        " and r the product r theta / |theta|, by rows), and save again"
     )

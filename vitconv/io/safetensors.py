@@ -180,6 +180,6 @@ def _check_cover(file: File, ranges: list[tuple[int, int, str]], size: int) -> N
     if position != size:
         left = size - position
         raise BadFile(
-            f"{file.path}: the last {left} bytes belong to no tensor, so safetensors' own reader refuses the file too; the"
-            f" tensors are whole: cut the rest off (truncate -s {file.size - left} FILE)"
+            f"{file.path}: the last {left} bytes belong to no tensor, so safetensors' own reader refuses the file too;"
+            f" the tensors are whole: cut the rest off (truncate -s {file.size - left} FILE)"
         )
