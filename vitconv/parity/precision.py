@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from vitconv.errors import UsageError
 from vitconv.parity.autocast import cuda_policy_on_cpu
+from vitconv.parity.products import RoundedProducts
 from vitconv.parity.tf32 import RoundOperands
 
 
@@ -71,10 +72,12 @@ def emulated(name: str, device: str | torch.device) -> str | None:
         return None
     if name == "tf32":
         return "emulated: the operands of every product are rounded to 10 bits, sums are float32"
+    float16 = torch.float16 in (precision.autocast, precision.dtype)
+    how = "are summed in float32 and rounded once, as tensor cores do" if float16 else "accumulate as the CPU does"
     if precision.autocast is not None:
-        return "emulated: CUDA autocast's dtype policy on CPU; products accumulate as the CPU does"
+        return f"emulated: CUDA autocast's dtype policy on CPU; products {how}"
     if precision.dtype in (torch.float16, torch.bfloat16):
-        return "on CPU: products accumulate as the CPU does"
+        return f"on CPU: products {how}"
     return None
 
 
@@ -91,15 +94,20 @@ def running(name: str, device: str | torch.device) -> Iterator[Running]:
             with _tf32(False):
                 yield Running(precision, lambda: torch.autocast("cuda", dtype=kind), lifted)
         else:
-            with cuda_policy_on_cpu(precision.autocast) as switched_on:
+            with _products(precision.autocast), cuda_policy_on_cpu(precision.autocast) as switched_on:
                 yield Running(precision, switched_on, lifted)
     elif name == "tf32" and not cuda:
         # The fused attention of the CPU has no products to get at; composed of bmm it has.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), RoundOperands():
             yield Running(precision, nullcontext, lifted)
     else:
-        with _tf32(name == "tf32") if cuda else nullcontext():
+        with _tf32(name == "tf32") if cuda else _products(precision.dtype):
             yield Running(precision, nullcontext, lifted)
+
+
+def _products(low: torch.dtype) -> AbstractContextManager[Any]:
+    """Compute float16's products on a CPU as tensor cores do; bfloat16's a CPU sums in float32 by itself."""
+    return RoundedProducts(low) if low == torch.float16 else nullcontext()
 
 
 @contextmanager

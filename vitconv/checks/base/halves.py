@@ -21,15 +21,10 @@ from vitconv.checks.base.passes import Batch, loss_of
 from vitconv.checks.base.where import Where
 from vitconv.hosts.base.host import Built
 from vitconv.parity.precision import precision_of, running
+from vitconv.parity.products import run_rounded
 
 LARGEST = 65504.0
 SCALES = (65536.0, 1024.0, 1.0)
-
-_PRODUCTS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward",
-     "_scaled_dot_product_flash_attention_for_cpu",
-     "_scaled_dot_product_flash_attention_for_cpu_backward"}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,25 +160,6 @@ class Watch(TorchDispatchMode):
             self.steps.append(
                 Step(name, self.where.name, self.where.backward, _short(t.dtype), largest, lost, first, line)
             )
-
-
-def run_rounded(func: Any, name: str, low: torch.dtype | None, args: Any, kwargs: Any) -> Any:
-    """Run one operator; a product of tensors of dtype `low` in float32, its results rounded to `low`."""
-    if low is None or name not in _PRODUCTS or not any(isinstance(t, Tensor) and t.dtype == low for t in args):
-        return func(*args, **kwargs)
-
-    def change(t: Any, of: torch.dtype, to: torch.dtype) -> Any:
-        return t.to(to) if isinstance(t, Tensor) and t.dtype == of else t
-
-    # Products take tensors one by one, never in lists.
-    wide = [change(t, low, torch.float32) for t in args]
-    out = func(*wide, **{k: change(t, low, torch.float32) for k, t in kwargs.items()})
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
-        # The second result is the log of the sums, which stays in float32.
-        return (change(out[0], torch.float32, low), *out[1:])
-    if isinstance(out, Tensor):
-        return change(out, torch.float32, low)
-    return tuple(change(t, torch.float32, low) for t in out)
 
 
 def _floats(tree: Any) -> list[Tensor]:
