@@ -195,6 +195,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("", "found nothing; expected a recipe"),
         ("model: vit_tiny\nmodel: vit_base", "the key model stands twice, in lines 1 and 2"),
         ("model: vit_tiny\nset: {depth: 1, depth: 2}", "the key depth stands twice"),
         (f"{BOMB}model: vit_tiny\nset: {{depth: *g}}", "more than 100000 values"),

@@ -65,6 +65,15 @@ def lazy():
     return nn.Sequential(nn.LazyConv2d(8, 4), nn.Flatten())
 
 
+class Bare(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+def bare():
+    return Bare()
+
+
 def scripted():
     import warnings
 
@@ -126,6 +135,12 @@ def test_a_network_that_fails_is_undecided(how: str, says: str, factories: Path,
     assert says in json.dumps(found["checks"])
     if how in ("raises", "key"):
         assert f"{factories}, line " in json.dumps(found["checks"])
+
+
+def test_a_network_without_parameters_is_told_so(factories: Path, capsys: Any) -> None:
+    code, found = answer(capsys, f"python:{factories}:bare", "--only", "signals", "--set", "image_size=16")
+    assert code == 1
+    assert "the network has no parameters" in json.dumps(found["checks"])
 
 
 def test_what_a_network_prints_is_beside_the_result(factories: Path, capsys: Any) -> None:

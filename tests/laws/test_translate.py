@@ -191,6 +191,8 @@ def test_what_has_no_place_is_refused_or_dropped_by_name(forge: SimpleNamespace)
 def test_wrong_calls() -> None:
     with pytest.raises(UsageError, match="kind='momenta': expected one of weights, gradients, moments"):
         translate({"x": np.zeros(1)}, None, "timm", "momenta")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"'x': found int; expected a torch\.Tensor or"):
+        translate({"x": 1}, "timm", "hf-vit")  # type: ignore[dict-item]
     with pytest.raises(UsageError, match="unknown fact 'eps'"):
         translate({"x": np.zeros(1)}, None, "timm", facts={"eps": 1})
     with pytest.raises(UsageError, match="unknown dialect"):

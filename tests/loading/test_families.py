@@ -172,3 +172,6 @@ def test_a_module_that_computes_otherwise_is_refused(tmp_path: Path) -> None:
         vitconv.load(tmp_path, f"python:{factory}:net")
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert type(vitconv.load(tmp_path, f"python:{factory}:net")).__name__ == "VisionTransformer"
+    factory.write_text(factory.read_text().replace("depth=2", "depth=1"))
+    with pytest.raises(Refused, match=rf"the module that python:{factory}:net gives is not the network of the weights"):
+        vitconv.load(tmp_path, f"python:{factory}:net")

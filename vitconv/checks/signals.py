@@ -74,6 +74,10 @@ def _trained(context: Context, seen: Pass) -> Iterator[Finding]:
         yield from _sick(context, seen)
         return
     named = dict(context.network.module.named_parameters())
+    if not named:
+        text = "the network has no parameters, so nothing can be trained"
+        yield Finding("error", text, {"parameters": 0}, advice="give the factory of the network that is to be trained")
+        return
     frozen = [n for n, p in named.items() if not p.requires_grad]
     cut = len(frozen) < len(named)
     yield Finding(

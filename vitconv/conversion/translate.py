@@ -63,6 +63,7 @@ def translate(
     """
     if kind not in KINDS:
         raise UsageError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+    _check_tensors(tensors)
     out_of_chunks = flat_names(tensors)
     tensors = {out_of_chunks.get(k, k): v for k, v in tensors.items()}
     shapes = {k: tuple(int(n) for n in v.shape) for k, v in tensors.items()}  # type: ignore[attr-defined]
@@ -108,6 +109,13 @@ def translate(
     like = next(iter(tensors.values()))
     consts = {t.key: _constant(like, t.const, t.shape) for t in p.targets if t.const and kind == "weights"}
     return {t.key: {**made, **consts}[t.key] for t in p.targets if t.key in made or t.key in consts}
+
+
+def _check_tensors(tensors: Mapping[str, Any]) -> None:
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            found = type(value).__name__
+            raise UsageError(f"{name!r}: found {found}; expected a torch.Tensor or numpy.ndarray under a name")
 
 
 def _among(name: str, patterns: Sequence[str]) -> bool:

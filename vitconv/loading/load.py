@@ -92,7 +92,8 @@ def load(
             state = _renamed(path, prepared)
         network = prepared.plan.network
         _as_told(built, network.facts, headed="head.weight" in network.cells)
-        return _filled(built, state)
+        whose = f"that {host} gives" if name == "python" else f"of {built.host} that the facts describe"
+        return _filled(built, state, whose)
     finally:
         prepared.close()
 
@@ -170,7 +171,7 @@ def _renamed(path: str | Path, prepared: Prepared) -> dict[str, Any]:
         again.close()
 
 
-def _filled(built: Built, state: Mapping[str, Any]) -> nn.Module:
+def _filled(built: Built, state: Mapping[str, Any], whose: str) -> nn.Module:
     module = built.module
     have = module.state_dict()
     lacking, spare = [k for k in have if k not in state], [k for k in state if k not in have]
@@ -178,7 +179,7 @@ def _filled(built: Built, state: Mapping[str, Any]) -> nn.Module:
     if lacking or spare or wrong:
         parts = [("it lacks", lacking), ("it has no place for", spare), ("of another shape are", wrong)]
         said = "; ".join(f"{words} {', '.join(collapse(keys))}" for words, keys in parts if keys)
-        raise Refused(f"the module of {built.host} that the facts describe is not the network of the weights: {said}")
+        raise Refused(f"the module {whose} is not the network of the weights: {said}")
     # Assigned, not copied: a copy would round into the dtype of the fresh module.
     module.load_state_dict(dict(state), strict=True, assign=True)
     return module.eval()

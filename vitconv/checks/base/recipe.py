@@ -95,7 +95,8 @@ def read_recipe(path: str | Path, wanted: Wanted | None = None) -> Recipe:
     if isinstance(raw, list) or (isinstance(raw, Mapping) and not set(raw) & set(KEYS) and _of_factory(raw)):
         raw = {"xformers": raw, "init": "first-report"}
     if not isinstance(raw, Mapping):
-        raise UsageError(f"{path}: found {type(raw).__name__}; expected a recipe: a mapping of {', '.join(KEYS)}")
+        found = "nothing" if raw is None else type(raw).__name__
+        raise UsageError(f"{path}: found {found}; expected a recipe: a mapping of {', '.join(KEYS)}")
     for key in raw:
         if key not in KEYS:
             raise unknown("key of a recipe", str(key), list(KEYS))
