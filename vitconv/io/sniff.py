@@ -25,7 +25,15 @@ _WRONG: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG", "a picture, not a checkpoint"),
     (b"\xff\xd8\xff", "a picture, not a checkpoint"),
     (b"%PDF", "a PDF document, not a checkpoint"),
+    (b"ftrt", "an engine of TensorRT, made for one machine; take the checkpoint that it was made from"),
     (b"PAR1", "a Parquet table, not a checkpoint"),
+)
+
+
+# Flatbuffers have their mark behind the first four bytes.
+_WRONG_AT_4: tuple[tuple[bytes, str], ...] = (
+    (b"TFL3", "a model of TensorFlow Lite; take the checkpoint that it was made from"),
+    (b"ET12", "a program of ExecuTorch (.pte); take the checkpoint that it was made from"),
 )
 
 
@@ -61,12 +69,17 @@ def _refuse_known(file: File, head: bytes) -> None:
     for magic, what in _WRONG:
         if head.startswith(magic):
             raise BadFile(f"{file.path}: this is {what}")
+    for magic, what in _WRONG_AT_4:
+        if head[4:8] == magic:
+            raise BadFile(f"{file.path}: this is {what}")
     if head[257:262] == b"ustar" or head.startswith((b"sys_info", b"storages\x00", b"tensors\x00")):
         raise BadFile(
             f"{file.path}: this is a tar archive; unpack it first. If torch.save of 2017 or before wrote it, load it"
             " with torch and save it again"
         )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(b"<?xml") and b"<net" in start:
+        raise BadFile(f"{file.path}: this is a network of OpenVINO; take the checkpoint that it was made from")
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         raise BadFile(f"{file.path}: this is a web page of {file.size} bytes, not the weights; the download went wrong")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from vitconv.errors import shown
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.header import Header
 from vitconv.layout.match import Match, closest, collapse
@@ -61,7 +62,7 @@ def renamed(dialects: Sequence[Dialect], header: Header, given: Mapping[str, int
     asked: list[tuple[Dialect, Mapping[str, str]]] = [(d, {}) for d in dialects]
     found: list[tuple[Match, str]] = []
     for _, here, there in sorted(pair for pair in pairs if pair[0] == most):
-        twins = [stem for stem, names in ends.items() if len(names & ends[here]) > _CHANCE]
+        twins = [shown(stem) for stem, names in ends.items() if len(names & ends[here]) > _CHANCE]
         if len(twins) > 1:
             return closest(asked, header, given), f"its layers are in {len(twins)} lists: {', '.join(twins)}"
         first = next(iter(header.shapes)).partition(".")[0] + "."
@@ -70,9 +71,10 @@ def renamed(dialects: Sequence[Dialect], header: Header, given: Mapping[str, int
         if len(as_there) < len(header.shapes):
             continue
         match = closest(asked, Header(as_there), given)
-        rest = f", and take {before!r} off the others" if before else ""
+        rest = f", and take {shown(before)!r} off the others" if before else ""
         every = "; every tensor is explained then" if match.fits else ""
-        line = f"the layers are called {here}{{i}} here, and {there}{{i}} in {match.dialect.name}: rename them{rest}"
+        names = f"{shown(here)}{{i}} here, and {there}{{i}} in {match.dialect.name}"
+        line = f"the layers are called {names}: rename them{rest}"
         found.append((match, line + every))
     return min(found, key=lambda pair: pair[0].badness, default=None)
 
