@@ -159,6 +159,41 @@ def test_examples_that_are_mixed_with_heads_are_seen_to_be() -> None:
     assert row.status == "fail" and "depends on the others in its batch" in row.detail
 
 
+class Bent(torch.autograd.Function):
+    """Values as they are, gradients weighted channel by channel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * torch.linspace(0.5, 1.5, g.shape[-1], dtype=g.dtype)
+
+
+def bent_queries(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, v = heads_of(self, x)
+    return self.proj(scaled_dot_product_attention(Bent.apply(q), k, v).transpose(1, 2).flatten(2))
+
+
+def bent_output(self: Any, x: Tensor, **_: Any) -> Tensor:
+    return self.proj(Bent.apply(scaled_dot_product_attention(*heads_of(self, x)).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize(
+    ("forward", "first"),
+    [pytest.param(bent_queries, "q.weight", id="queries"), pytest.param(bent_output, "q.weight", id="output")],
+)
+def test_a_gradient_that_is_wrong_in_one_attention_is_placed_there(forward: Any, first: str) -> None:
+    net = small()
+    attn: Any = net.get_submodule("blocks.1.attn")
+    attn.forward = types.MethodType(forward, attn)
+    result = verify(small(), net, precisions=(), inputs=("coloured",), skip=("why",))
+    assert result.where.forward is None
+    assert result.where.backward == f"blocks.1.attn.{first}"
+    assert "alone, 1 of 2 blocks are off: blocks.1" in result.where.sentence
+
+
 def test_the_scale_written_out_is_no_difference() -> None:
     net = planted("attn", scaled(lambda a: a.head_dim**-0.5))
     result = verify(small(), net, precisions=(), inputs=("coloured",), skip=("why",))

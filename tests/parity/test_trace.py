@@ -128,9 +128,11 @@ def test_the_order_of_the_backward_pass():
     names = [
         "input", "embed.pos", "norm.weight", "blocks.0.attn.q.weight", "blocks.0.norm2.bias", "head.bias", *taps,
         "blocks.0.mlp.up.weight", "blocks.0.norm1.bias", "embed.patch.weight",
+        "blocks.0.attn.q_norm.weight", "blocks.0.attn.out.bias", "blocks.0.ls1",
     ]  # fmt: skip
     assert backward_order(names, taps) == [
-        "head", "head.bias", "pool", "norm", "norm.weight", "blocks.0", "blocks.0.mlp", "blocks.0.norm2.bias",
-        "blocks.0.mlp.up.weight", "blocks.0.attn", "blocks.0.attn.q.weight", "blocks.0.norm1.bias", "embed",
-        "embed.pos", "embed.patch.weight", "input",
+        "head", "head.bias", "pool", "norm", "norm.weight", "blocks.0", "blocks.0.mlp", "blocks.0.mlp.up.weight",
+        "blocks.0.norm2.bias", "blocks.0.attn", "blocks.0.ls1", "blocks.0.attn.out.bias",
+        "blocks.0.attn.q_norm.weight", "blocks.0.attn.q.weight", "blocks.0.norm1.bias", "embed", "embed.pos",
+        "embed.patch.weight", "input",
     ]  # fmt: skip

@@ -78,6 +78,9 @@ def backward_order(names: Iterable[str], taps: Sequence[str]) -> list[str]:
             return -float(running[name]), 0
         if name == "input":
             return 1e9, 1
+        return place(name), _depth_in_branch(name)
+
+    def place(name: str) -> float:
         # A parameter is reached right after the value it takes part in.
         owner = name
         while owner and owner not in running:
@@ -89,9 +92,17 @@ def backward_order(names: Iterable[str], taps: Sequence[str]) -> list[str]:
             inner = "mlp" if ".norm2" in name or ".ls2" in name else "attn"
             inner = f"blocks.{layer}.{inner}"
             owner = inner if inner in running else owner
-        return (-float(running[owner]), 1) if owner in running else (1e8, 0)
+        return -float(running[owner]) if owner in running else 1e8
 
     return sorted(names, key=key)
+
+
+def _depth_in_branch(name: str) -> int:
+    """Return how late a backward pass through a branch reaches a parameter: what ends the branch comes first."""
+    parts = name.split(".")
+    late = (("ls1", "ls2"), ("out", "down"), ("norm",), ("q_norm", "k_norm"), ("q", "k", "v", "up", "gate"))
+    found = [j for j, group in enumerate(late) if any(p in group for p in parts[2:])]
+    return 1 + (max(found) if found else len(late) * (parts[0] == "blocks"))
 
 
 def first_off(
