@@ -91,3 +91,12 @@ def test_layers_moved_into_another_module_are_no_network_of_their_own(inside: st
     assert answer.code == 1
     assert "these 32 tensors; closest: timm" in answer.out
     assert f"the layers are called {inside}{{i}} here, and blocks.{{i}} in timm: rename them; every" in answer.out
+
+
+def test_shapes_that_do_not_fit_under_the_other_name_are_told(tmp_path: Path) -> None:
+    state = {f"net.{k}": v for k, v in called("blk").items()}
+    state["net.blk1.mlp.fc2.weight"] = state["net.blk1.mlp.fc2.weight"][:, :-1]
+    answer = vitconv("inspect", save(tmp_path / "s.pth", state))
+    assert answer.code == 1
+    assert "rename them, and take 'net.' off the others\n" in answer.out
+    assert "shapes do not fit: axis m=128 (from blocks.0.mlp.fc2.weight), but blocks.1.mlp.fc2.weight" in answer.out

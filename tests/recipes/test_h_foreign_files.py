@@ -75,3 +75,13 @@ def test_msgpack_of_flax_is_told(first: str, tmp_path: Path) -> None:
     answer = vitconv("inspect", path)
     assert answer.code == 3
     assert "msgpack file, as Flax writes" in answer.err
+
+
+def test_patches_of_videos_are_told_beside_names_that_are_unknown(tmp_path: Path) -> None:
+    """facebookresearch/mae_st#17: positions in space and time, and patches with a third axis."""
+    state = {k: v for k, v in rand_t(head=False).items() if k != "pos_embed"}
+    state |= {"patch_embed.proj.weight": torch.randn(DIM, 3, 2, PATCH, PATCH)}
+    state["pos_embed_temporal"] = torch.ones(1, 8, DIM)
+    answer = vitconv("inspect", save(tmp_path / "s.pth", state))
+    assert "unknown here: pos_embed_temporal\n" in answer.out
+    assert "videos (tubelets)" in answer.out

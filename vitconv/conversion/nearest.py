@@ -26,7 +26,7 @@ def nearest(branch: Branch, dialects: list[Dialect], given: Mapping[str, int]) -
     best, most = branch, -1
     whole = Header({k: t.shape for k, t in branch.tensors.items()})
     # Layers alone under a prefix are no reading of a file whose other names are known as they stand.
-    if len(branch.tensors) <= _WHOLE and (other := renamed(dialects, whole, given)) and other[0].fits:
+    if len(branch.tensors) <= _WHOLE and (other := renamed(dialects, whole, given)) and other.match.fits:
         return branch
     for count, reading in enumerate(readings(branch, ())):
         if count == _LOOKED_AT:

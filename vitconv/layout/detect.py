@@ -121,12 +121,13 @@ def _unrecognised(
 ) -> NotRecognised:
     # Here, as below: files that fit need none.
     from vitconv.layout.layer_names import lost_layers, renamed, without_lost
+    from vitconv.layout.shape_hints import shape_hint
 
     # Layers that are stacked are none of their own: of those most is explained.
     lost_most = 2 * len(m.unknown) > len(header.shapes) and not any(b.layer is not None for b in m.bound)
     other = renamed(asked, header, given) if lost_most else None
     if other is not None:
-        m = other[0]
+        m, header = other.match, other.header
     elif not m.bound:
         known, name = max(((_named(d, header), d.name) for d in asked), key=lambda pair: len(pair[0]))
         have = (
@@ -137,12 +138,10 @@ def _unrecognised(
     if m.variant.names:
         lines[0] += " (" + ", ".join(f"{k}={v}" for k, v in m.variant.names.items()) + ")"
     lost, gone = lost_layers(m, header)
-    lines += [*([other[1]] if other else []), *lost]
+    lines += [*([other.line] if other else []), *lost]
     if m.conflict:
-        from vitconv.layout.shape_hints import shape_hint
-
         lines.append(f"shapes do not fit: {m.conflict}")
-        lines += filter(None, [shape_hint(m, header)])
+    lines += filter(None, [shape_hint(m, header)])
     if m.unknown:
         lines.append(f"unknown here: {_list(m.unknown)}")
     if missing := without_lost(m.missing, gone):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from vitconv.errors import shown
 from vitconv.layout.dialect import Dialect
@@ -48,8 +49,16 @@ def without_lost(keys: Iterable[str], gone: set[str]) -> list[str]:
     return [k for k in keys if not any(k.startswith(g) and not k[len(g) : len(g) + 1].isdigit() for g in gone)]
 
 
-def renamed(dialects: Sequence[Dialect], header: Header, given: Mapping[str, int] | None) -> tuple[Match, str] | None:
-    """Return what would be the closest if the layers of the file had the name that a dialect gives them, and a line.
+class Renamed(NamedTuple):
+    """The closest layout to a file under other names of its layers, that file's header, and a line on the names."""
+
+    match: Match
+    header: Header
+    line: str
+
+
+def renamed(dialects: Sequence[Dialect], header: Header, given: Mapping[str, int] | None) -> Renamed | None:
+    """Return what would be the closest if the layers of the file had the name that a dialect gives them.
 
     None where no dialect has layers of these names within them.
     """
@@ -60,23 +69,26 @@ def renamed(dialects: Sequence[Dialect], header: Header, given: Mapping[str, int
     pairs = {pair for d in dialects for pair in _pairs(d, header, ends)}
     most = max((shared for shared, _, _ in pairs), default=0)
     asked: list[tuple[Dialect, Mapping[str, str]]] = [(d, {}) for d in dialects]
-    found: list[tuple[Match, str]] = []
+    found: list[Renamed] = []
     for _, here, there in sorted(pair for pair in pairs if pair[0] == most):
         twins = [shown(stem) for stem, names in ends.items() if len(names & ends[here]) > _CHANCE]
         if len(twins) > 1:
-            return closest(asked, header, given), f"its layers are in {len(twins)} lists: {', '.join(twins)}"
+            return Renamed(
+                closest(asked, header, given), header, f"its layers are in {len(twins)} lists: {', '.join(twins)}"
+            )
         first = next(iter(header.shapes)).partition(".")[0] + "."
         before = first if here.startswith(first) and all(key.startswith(first) for key in header.shapes) else ""
         as_there = {_with(key, here, there).removeprefix(before): shape for key, shape in header.shapes.items()}
         if len(as_there) < len(header.shapes):
             continue
-        match = closest(asked, Header(as_there), given)
+        as_named = Header(as_there)
+        match = closest(asked, as_named, given)
         rest = f", and take {shown(before)!r} off the others" if before else ""
         every = "; every tensor is explained then" if match.fits else ""
         names = f"{shown(here)}{{i}} here, and {there}{{i}} in {match.dialect.name}"
         line = f"the layers are called {names}: rename them{rest}"
-        found.append((match, line + every))
-    return min(found, key=lambda pair: pair[0].badness, default=None)
+        found.append(Renamed(match, as_named, line + every))
+    return min(found, key=lambda x: x.match.badness, default=None)
 
 
 def _pairs(dialect: Dialect, header: Header, ends: Mapping[str, set[str]]) -> Iterator[tuple[int, str, str]]:

@@ -11,13 +11,15 @@ _TUBELET = 5
 
 
 def shape_hint(m: Match, header: Header) -> str | None:
-    """Return the cause of a conflict of shapes, or None when no cause is known."""
+    """Return the cause of a conflict of shapes, or what the patches say beside unknown names, or None."""
     stem = next((header.shapes[b.key] for b in m.bound if b.parts == ("embed.patch.weight",)), ())
     if len(stem) == _TUBELET:
         return (
             "its patches have a third axis besides height and width: a network of videos (tubelets) or of volumes,"
             " which no layout of images carries"
         )
+    if m.conflict is None:
+        return None
     turned = {key: shape[::-1] if len(shape) == 2 else shape for key, shape in header.shapes.items()}
     try:
         unify(m.bound, turned)
