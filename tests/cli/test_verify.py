@@ -128,6 +128,16 @@ def test_other_weights_are_1(write, capsys):
     assert "blocks.1.attn.k.bias" in capsys.readouterr().out
 
 
+def test_a_weight_that_is_nan_is_not_called_random(write, capsys):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["blocks.0.attn.q.weight"][0, 0] = float("nan")
+
+    assert run(["verify", write("a", change), write("b"), *QUICK]) == 3
+    out = capsys.readouterr().out
+    assert "NaN or Inf, first at blocks.0.attn" in out
+    assert "dropout" not in out
+
+
 USAGE = {
     "no such file": ["{a}", "nowhere.safetensors"],
     "no such host": ["{a}", "tim:vit_tiny"],

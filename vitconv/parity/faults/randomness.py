@@ -14,9 +14,9 @@ def first_random(runs: Sequence[Left]) -> str | None:
     """Return the first tap whose value is not the same in all runs of one input, output if it is that; None: equal."""
     first, *others = runs
     for name, value in first.taps.items():
-        if any(name in r.taps and not torch.equal(r.taps[name], value) for r in others):
+        if any(name in r.taps and not _same(r.taps[name], value) for r in others):
             return name
-    return "output" if any(not torch.equal(r.output, first.output) for r in others) else None
+    return "output" if any(not _same(r.output, first.output) for r in others) else None
 
 
 def name_random(runs: Sequence[Left]) -> str | None:
@@ -44,6 +44,11 @@ def name_random(runs: Sequence[Left]) -> str | None:
     # What is random behind the classifier, or in the norm ahead of it, is no dropout between them.
     behind = tap == "output" and "head" in runs[0].taps
     return None if behind or kind == "norm" or (kind == "pool" and not _zeros(values)) else "dropout-head-alive"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two values are equal; NaN, which no number is equal to, is no sign of randomness where both have it."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _zeros(values: Sequence[Tensor]) -> bool:
