@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kit import DIM, PATCH, rand_t, save, vitconv
+from kit import DIM, PATCH, rand_t, save, tensors, vitconv
 
 
 def test_matrices_that_lie_the_other_way_round_are_told(tmp_path: Path) -> None:
@@ -85,3 +85,30 @@ def test_patches_of_videos_are_told_beside_names_that_are_unknown(tmp_path: Path
     answer = vitconv("inspect", save(tmp_path / "s.pth", state))
     assert "unknown here: pos_embed_temporal\n" in answer.out
     assert "videos (tubelets)" in answer.out
+
+
+def test_a_resnet_of_clip_is_told_beside_its_text_tower(tmp_path: Path) -> None:
+    """RN50 and the like: the text tower has the names of the blocks of a vision transformer."""
+    block = {"attn.in_proj_weight": (48, 16), "attn.in_proj_bias": (48,), "attn.out_proj.weight": (16, 16)}
+    block |= {"attn.out_proj.bias": (16,), "mlp.c_fc.weight": (64, 16), "mlp.c_fc.bias": (64,)}
+    block |= {"mlp.c_proj.weight": (16, 64), "mlp.c_proj.bias": (16,)}
+    block |= {f"ln_{i}.{k}": (16,) for i in (1, 2) for k in ("weight", "bias")}
+    state = {f"transformer.resblocks.{i}.{k}": torch.randn(s) for i in (0, 1) for k, s in block.items()}
+    state |= {"positional_embedding": torch.randn(7, 16), "text_projection": torch.randn(16, 8)}
+    state |= {f"visual.layer{i}.0.conv{j}.weight": torch.randn(4, 4, 3, 3) for i in (1, 2, 3, 4) for j in (1, 2, 3)}
+    state |= {"visual.conv1.weight": torch.randn(4, 3, 3, 3), "visual.attnpool.positional_embedding": torch.randn(5, 4)}
+    answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors")
+    assert answer.code == 3, answer.text
+    assert "a ResNet (CLIP has one too), not a vision transformer" in answer.err
+
+
+def test_layers_of_experts_in_swin_are_told(tmp_path: Path) -> None:
+    """microsoft/Swin-Transformer, swin_transformer_moe.py: some blocks have experts in place of an MLP."""
+    source = Path(__file__).parents[2] / "fixtures" / "golden" / "stages" / "swin-scale.safetensors"
+    state = {k.removeprefix("weight."): v for k, v in tensors(source).items() if k.startswith("weight.")}
+    state = {k: v for k, v in state.items() if not k.startswith("layers.1.blocks.0.mlp.")}
+    state["layers.1.blocks.0.mlp._moe_layer.gates.0.wg.weight"] = torch.randn(4, 16)
+    state["layers.1.blocks.0.mlp._moe_layer.experts.batched_fc1_w"] = torch.randn(4, 16, 16)
+    answer = vitconv("convert", save(tmp_path / "s.pth", state), tmp_path / "o.safetensors", "--to", "timm-swin")
+    assert answer.code == 3, answer.text
+    assert "layers of experts (Swin-MoE)" in answer.err

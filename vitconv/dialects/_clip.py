@@ -6,7 +6,7 @@ product with the pooled class token, stored transposed by the first two.
 """
 
 from vitconv.dialects._parts import PLAIN, why
-from vitconv.layout.rule import Entry, Rule, linear, norm, rule
+from vitconv.layout.rule import Entry, Forbid, Rule, linear, norm, rule
 
 CLIP = PLAIN
 # OpenAI's networks and their copies in transformers.
@@ -25,6 +25,8 @@ CANNOT = why("pool.dense", "dist", "map") | {
     r"\.attn\.[qk]_norm\.": "norms of queries and keys",
     r"^head\.bias$": "a bias of the projection",
 }
+# Whose text tower, beside it, has the names of the blocks of a vision transformer.
+RESNET = Forbid(r"^(visual\.)?(layer[1-4]|attnpool)\.", "a ResNet (CLIP has one too), not a vision transformer")
 DERIVED = {"head.bias": "zero", "embed.patch.bias": "zero"}
 
 

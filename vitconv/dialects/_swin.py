@@ -151,6 +151,7 @@ def published(
             *end,
         ),
         derived={KEY_BIAS: "zero"} if v2 else {},
+        forbids=(Forbid(r"\._moe_layer\.", "layers of experts (Swin-MoE), of which each token takes some"),),
         cannot=cannot(v2, **({} if own else {r"^embed\.pos$": "an absolute position table"}), **MASK),
         equal=(("a", "d"),),
     )

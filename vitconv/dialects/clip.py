@@ -4,10 +4,10 @@ Source: openai/CLIP, clip/model.py, d05afc4. The published files are TorchScript
 too, and three numbers (`input_resolution`, `context_length`, `vocab_size`). LayerNorm is always computed in float32.
 """
 
-from vitconv.dialects._clip import CANNOT, CLIP, DERIVED, OPENAI, projection, tower
+from vitconv.dialects._clip import CANNOT, CLIP, DERIVED, OPENAI, RESNET, projection, tower
 from vitconv.dialects._parts import why
 from vitconv.layout.dialect import Dialect
-from vitconv.layout.rule import Forbid, norm
+from vitconv.layout.rule import norm
 
 DIALECT = Dialect(
     name="clip",
@@ -22,7 +22,7 @@ DIALECT = Dialect(
         *norm("ln_post", "norm"),
         *projection("proj", transposed=True),
     ),
-    forbids=(Forbid(r"^layer[1-4]\.|^attnpool\.", "a ResNet (CLIP has one too), not a vision transformer"),),
+    forbids=(RESNET,),
     derived=DERIVED,
     cannot=CANNOT | why("ls", "pool.norm"),
     equal=(("a", "d"),),

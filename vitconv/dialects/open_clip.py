@@ -6,7 +6,7 @@ alone, and so are the pooling and, where the patches are averaged, whether the l
 (`final_ln_after_pool`). Dropping patches (`patch_dropout`) is of training only and leaves no tensor.
 """
 
-from vitconv.dialects._clip import CANNOT, CLIP, DERIVED, projection, tower
+from vitconv.dialects._clip import CANNOT, CLIP, DERIVED, RESNET, projection, tower
 from vitconv.layout.dialect import Dialect
 from vitconv.layout.rule import Choice, Entry, Forbid, Option, norm, rule
 
@@ -78,7 +78,7 @@ DIALECT = Dialect(
     ),
     forbids=(
         Forbid(r"^attn_pool_contrastive\.", "CoCa's two poolers at once (parallel, cascade) are not carried"),
-        Forbid(r"^layer[1-4]\.|^attnpool\.", "a ResNet (CLIP has one too), not a vision transformer"),
+        RESNET,
         Forbid(r"attn\.(head_scale|logit_scale)$", "scales of heads and cosine attention have no place elsewhere"),
         Forbid(r"\.ln_attn\.", "a norm after the attention (scale_attn) has no place elsewhere"),
     ),
