@@ -39,6 +39,29 @@ def normalised_over_the_batch(self: Any, x: Tensor) -> Tensor:
     return y.transpose(1, 2)
 
 
+def group_of_one(self: Any, x: Tensor) -> Tensor:
+    return F.group_norm(x.transpose(1, 2), 1, self.weight, self.bias, self.eps).transpose(1, 2)
+
+
+def along_the_tokens(self: Any, x: Tensor) -> Tensor:
+    y = F.layer_norm(x.transpose(1, 2), x.shape[1:2], eps=self.eps).transpose(1, 2)
+    return y * self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("forward", "over"), [(normalised_over_the_batch, "batch"), (group_of_one, "both"), (along_the_tokens, "tokens")]
+)
+def test_what_a_norm_takes_its_statistics_over_is_named(forward, over, live):
+    result = verify(live(), live(becomes("norm", Norm, forward)), **QUICK)
+    assert result.cause.found == (f"norm-over-{over}-final",)
+    assert result.cause.after < 1e-10 < result.cause.before
+
+
+def tokens_less_their_mean(self: Any, x: Tensor) -> Tensor:
+    y = Norm.forward(self, x)
+    return y - y.mean(0, keepdim=True)
+
+
 def standardised(self: Any, images: Tensor) -> Tensor:
     return ViT.forward(self, (images - images.mean()) / images.std())
 
@@ -47,7 +70,7 @@ def standardised(self: Any, images: Tensor) -> Tensor:
     ("change", "site"),
     [
         pytest.param(becomes("pool", Pool, centred_over_the_batch), "pool", id="centred over the batch"),
-        pytest.param(becomes("norm", Norm, normalised_over_the_batch), "norm", id="batch norm in training"),
+        pytest.param(becomes("norm", Norm, tokens_less_their_mean), "norm", id="tokens less their mean"),
         pytest.param(becomes("", ViT, standardised), "embed", id="images standardised together"),
     ],
 )

@@ -53,6 +53,21 @@ def _std(norm: Any, x: Tensor, correction: int) -> Tensor:
     return _affine(norm, (x - mean) / (std + norm.eps))
 
 
+def _channels(norm: Any, x: Tensor) -> Tensor:
+    # A norm along the tokens of [b d t].
+    y = nn.functional.layer_norm(x.transpose(1, 2), x.shape[1:2], eps=norm.eps)
+    return _affine(norm, y.transpose(1, 2))
+
+
+def _group(norm: Any, x: Tensor) -> Tensor:
+    return nn.functional.group_norm(x.transpose(1, 2), 1, norm.weight, norm.bias, norm.eps).transpose(1, 2)
+
+
+def _batch(norm: Any, x: Tensor) -> Tensor:
+    y = nn.functional.batch_norm(x.transpose(1, 2), None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
+    return y.transpose(1, 2)
+
+
 class Wrong(NamedTuple):
     """What a backward pass lacks or takes instead."""
 
@@ -100,6 +115,11 @@ _FORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "std": partial(_std, correction=0),
     "unbiased-std": partial(_std, correction=1),
 }
+_OVER: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "over-tokens": _channels,
+    "over-both": _group,
+    "over-batch": _batch,
+}
 _TERMS = {"mean": Wrong(mean=False), "variance": Wrong(projection=False), "statistics": Wrong(False, False)}
 _GAINS = {
     "gain": Wrong(gain="none"),
@@ -122,6 +142,10 @@ def _layernorms(net: Any, place: str) -> bool:
     return bool(found) and all(isinstance(m, nn.LayerNorm) for m in found)
 
 
+def _of_tokens(net: Any, place: str) -> bool:
+    return _layernorms(net, place) and isinstance(net.fc_norm, nn.Identity)
+
+
 def norm_forms(places: tuple[str, ...] = ("all", "blocks", "norm1", "norm2", "final")) -> Iterator[Mutation]:
     """Yield every wrong form and backward pass of the norms, in every place; those of `mutate_more` are left out."""
     for place in places:
@@ -131,6 +155,10 @@ def norm_forms(places: tuple[str, ...] = ("all", "blocks", "norm1", "norm2", "fi
                 # A partial is no method: the module must come as its first argument.
                 method = partial(_plant, place=place, forward=_method(forward))
                 yield Mutation(f"{form} norm, {place}", (_name(f"norm-{form}", place),), method, fits)
+        for form, forward in _OVER.items():
+            method = partial(_plant, place=place, forward=_method(forward))
+            tokens = partial(_of_tokens, place=place)
+            yield Mutation(f"{form} norm, {place}", (_name(f"norm-{form}", place),), method, tokens)
         gains = _GAINS if place in ("all", "blocks", "final") else {}
         for part, wrong in {**_TERMS, **gains}.items():
             if (part, place) in (("statistics", "all"), ("gain-and-shift", "blocks")):

@@ -79,6 +79,20 @@ def _unbiased_deviation(x: Tensor, norm: Any) -> Tensor:
     return (x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)).sqrt() + norm.eps
 
 
+def _over(*axes: int) -> Callable[[Any], None]:
+    """Take the statistics of [b t d] over these axes, not over the last one."""
+
+    def change(norm: Any) -> None:
+        def forward(x: Tensor) -> Tensor:
+            x = x - x.mean(axes, keepdim=True) if norm.kind == "layernorm" else x
+            y = x / (x.square().mean(axes, keepdim=True) + norm.eps).sqrt() * norm.weight
+            return y if norm.bias is None else y + norm.bias
+
+        norm.forward = forward
+
+    return change
+
+
 # Form: (words, change, can this network have it).
 _FORMS: dict[str, tuple[str, Callable[[Any], None], Callable[[Any], bool]]] = {
     "kind-rmsnorm": (
@@ -99,18 +113,39 @@ _FORMS: dict[str, tuple[str, Callable[[Any], None], Callable[[Any], bool]]] = {
         of_layernorm,
     ),
 }
+# Over what statistics are taken.
+_OVER: dict[str, tuple[str, Callable[[Any], None], Callable[[Any], bool]]] = {
+    "over-tokens": (
+        "statistics are taken over the tokens of a channel, as of [b d t]",
+        _over(1),
+        lambda c: True,
+    ),
+    "over-both": (
+        "statistics are taken over tokens and channels together, as a norm of one group has them",
+        _over(1, 2),
+        lambda c: True,
+    ),
+    "over-batch": (
+        "statistics of a channel are taken over the batch and its tokens, as a batch norm in training has them",
+        _over(0, 1),
+        lambda c: True,
+    ),
+}
 # Those of every norm at once that `norm` has.
 _THERE = ("kind-rmsnorm", "kind-layernorm", "unbiased")
 
 
 def _entries() -> Iterator[Fault]:
-    for form, (what, change, can) in _FORMS.items():
+    for form, (what, change, can) in {**_FORMS, **_OVER}.items():
         for place, (where, names, shows, has) in PLACES.items():
             if (place == "all" and form in _THERE) or (place, form) == ("embed", "kind-layernorm"):
                 continue
 
-            def fits(c: Any, can: Any = can, has: Any = has) -> bool:
-                return can(c) and has(c)
+            # What is pooled has no tokens.
+            whole = form in _OVER and place in ("all", "final")
+
+            def fits(c: Any, can: Any = can, has: Any = has, whole: bool = whole) -> bool:
+                return can(c) and has(c) and not (whole and c.pool_norm)
 
             yield Fault(
                 f"norm-{form}" if place == "all" else f"norm-{form}-{place}",
@@ -120,7 +155,9 @@ def _entries() -> Iterator[Fault]:
                 model=changing(names, change),
                 per_block=place in IN_BLOCKS,
                 # What leads into later stages has norms too, which "every" would have to mean; all are LayerNorms.
-                families=("plain",) if place == "all" or form == "kind-layernorm" else ("plain", "stages"),
+                families=("plain",)
+                if place == "all" or form == "kind-layernorm" or form in _OVER
+                else ("plain", "stages"),
                 when=fits,
             )
 
