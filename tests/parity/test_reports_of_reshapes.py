@@ -92,6 +92,11 @@ def softmax_of_rows(self: Any, x: Tensor, **_: Any) -> Tensor:
     return self.proj(mixed.view(b, self.num_heads, t, -1).transpose(1, 2).flatten(2))
 
 
+def keys_for_values(self: Any, x: Tensor, **_: Any) -> Tensor:
+    q, k, _v = heads_of(self, x)
+    return self.proj(scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2))
+
+
 def of_one_head(self: Any, x: Tensor, **_: Any) -> Tensor:
     q, k, v = (p.unsqueeze(1) for p in self.qkv(x).chunk(3, -1))
     return self.proj(scaled_dot_product_attention(q, k, v).squeeze(1))
@@ -135,6 +140,7 @@ def planted(part: str, forward: Callable[..., Tensor]) -> nn.Module:
         pytest.param("attn", cut_by_view_alone, "heads-cut-by-view-alone", id="cut by view, joined rightly"),
         pytest.param("attn", softmax_without_dim, "softmax-over-heads", id="softmax without dim, four axes"),
         pytest.param("attn", softmax_of_rows, "softmax-over-batch", id="softmax without dim, three axes"),
+        pytest.param("attn", keys_for_values, "qkv-reused-qkk", id="torchtune#21"),
         pytest.param("attn", of_one_head, "heads-one", id="one head"),
         pytest.param("attn", scaled(lambda a: 1 / a.scale), "scale-inverse", id="transformers#39043-perceiver-io#9"),
         pytest.param("attn", scaled(lambda a: a.num_heads**-0.5), "scale-heads", id="tt-metal#56789"),

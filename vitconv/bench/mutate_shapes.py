@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitconv.bench.mutate import Mutation
-from vitconv.bench.mutate_block import attention, block, each, no_qk_norm
+from vitconv.bench.mutate_block import attention, block, each, no_qk_norm, rows
 
 
 def reshaping() -> Iterator[Mutation]:
@@ -33,11 +33,18 @@ def reshaping() -> Iterator[Mutation]:
     yield Mutation("softmax over heads", ("softmax-over-heads",), each("attn", softmax))
     softmax = attention(softmax=lambda x: x.exp() / x.exp().sum((0, 1), keepdim=True))
     yield Mutation("softmax over examples and heads", ("softmax-over-batch",), each("attn", softmax))
+    for order in ("qkk", "qkq", "qqv", "qvv", "kkv", "vkv"):
+        reused = each("attn.qkv", rows(partial(_parts, order)))
+        yield Mutation(f"rows {order}", (f"qkv-reused-{order}",), reused)
     yield Mutation("one head", ("heads-one",), each("attn", attention(heads=lambda h: 1)), no_qk_norm)
     yield Mutation("attention over the batch", ("over-batch",), each("attn", _over_batch(attention())))
     yield Mutation("residuals of the norms", ("residual-from-norm",), block(_residuals_of_norms))
     yield Mutation("attention's residual of the norm", ("attn-residual-from-norm",), block(_first_of_norm))
     yield Mutation("MLP's residual of the norm", ("mlp-residual-from-norm",), block(_second_of_norm))
+
+
+def _parts(order: str, w: Tensor) -> Tensor:
+    return torch.cat([w.chunk(3)["qkv".index(part)] for part in order])
 
 
 def _uneven(net: Any) -> bool:
