@@ -144,10 +144,10 @@ def _entries() -> Iterator[Fault]:
         if order != "qkv":
             title = f"the rows of q, k, v are used as {', '.join(order)}"
             yield entry(f"qkv-order-{order}", title, weights=_order(order))
-    words = {"q": "queries", "k": "keys", "v": "values"}
+    called = {"q": "queries", "k": "keys", "v": "values"}
     for order in ("qkk", "qkq", "qqv", "qvv", "kkv", "vkv"):
         was, now = next((a, b) for a, b in zip("qkv", order, strict=True) if a != b)
-        title = f"the {words[now]} are taken for the {words[was]} too"
+        title = f"the {called[now]} are taken for the {called[was]} too"
         yield entry(f"qkv-reused-{order}", title, weights=_order(order))
     yield entry("heads-per-head", "fused rows (3 h e) are read per head, as (h 3 e)", weights=_fused(_to_per_head))
     yield entry("heads-fused", "fused rows (h 3 e) are read as (3 h e)", weights=_fused(_from_per_head))
