@@ -237,6 +237,8 @@ def in_blocks() -> Iterator[Mutation]:
         yield Mutation(f"no {name} bias", (truth,), plant, qkv_bias)
     plant = each("attn.qkv", linear(bias=_no(1)))
     yield Mutation("no key bias", ("k-bias-missing", ""), plant, lambda net: qkv_bias(net) and no_qk_norm(net))
+    normed = ("k-bias-missing-seen",)
+    yield Mutation("no bias of normed keys", normed, plant, lambda net: qkv_bias(net) and not no_qk_norm(net))
     for path, word, truth in (
         ("attn.proj", "output", "out-bias-missing"),
         ("mlp.fc1", "fc1", "mlp-up-bias-missing"),

@@ -17,6 +17,7 @@ from vitconv.bench.mutate_more import every_kind
 from vitconv.bench.mutate_norms import centred_norms, norm_forms
 from vitconv.bench.mutate_numbers import numbers, numbers_ahead
 from vitconv.bench.mutate_order import orders
+from vitconv.bench.mutate_rotary import of_biases, of_turns
 from vitconv.bench.mutate_shapes import reshaping
 from vitconv.bench.mutate_slopes import slopes
 from vitconv.bench.stage_networks import stage_mutations
@@ -41,7 +42,8 @@ def networks() -> dict[str, Callable[[], Any]]:
 
     token: LayerScale, the class token is pooled. average: registers, query and key norms, the mean is pooled. gated:
     SwiGLU. distilled: two tokens and heads, norms ahead of the blocks and in both branches. res-post: res-post-norm
-    with RMS norms. deepnorm: xformers' factory.
+    with RMS norms. deepnorm: xformers' factory. eva and rope: neighbours are turned, dinov3: halves of a head. beit:
+    biases by relative position.
     """
     import timm
     from timm.layers import RmsNorm, SwiGLUPacked
@@ -64,6 +66,11 @@ def networks() -> dict[str, Callable[[], Any]]:
         "distilled": make("deit_tiny_distilled_patch16_224", **norms),
         "res-post": make(norm_layer=RmsNorm, block_fn=ResPostBlock),
         "deepnorm": _deepnorm,
+        # Grids of 3 x 4 patches tell rows from columns; Beit's are square.
+        "eva": make("eva02_base_patch14_224", img_size=(12, 16), ref_feat_shape=(3, 4)),
+        "dinov3": make("vit_small_patch16_dinov3", img_size=(12, 16)),
+        "rope": make("vit_base_patch16_rope_224", img_size=(12, 16)),
+        "beit": make("beit_base_patch16_224"),
     }
 
 
@@ -94,6 +101,7 @@ def mutations() -> list[Mutation]:
         (lambda net: type(net).__name__ == "VisionTransformerDistilled", [*of_distilled]),
         (lambda net: _blocks(net) == "ResPostBlock", [*res_post(), *centred_norms()]),
         (lambda net: type(net).__module__.startswith("vitconv."), [*deepnorm()]),
+        (lambda net: type(net).__name__ in ("Eva", "Beit"), [*of_turns(), *of_biases()]),
         (lambda net: re.search("Swin|Pyramid|Pvt", type(net).__name__) is not None, stage_mutations()),
     )
     return [

@@ -88,7 +88,7 @@ def convert_command(
 @click.option(
     "--network", "only", multiple=True,
     type=click.Choice(
-        ["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm"]
+        ["digits", "token", "average", "gated", "distilled", "res-post", "deepnorm", "eva", "dinov3", "rope", "beit"]
         + [f"{library} swin{v2}" for library in ("timm", "torchvision", "transformers") for v2 in ("", " v2")]
         + ["timm pvt v2", "transformers pvt", "transformers pvt v2"]
     ),

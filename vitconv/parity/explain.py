@@ -27,8 +27,8 @@ from vitconv.vit.config import ViTConfig, config_from_shapes
 
 # Coloured pictures show what is swapped, those of low variance show an eps.
 INPUTS = ("coloured", "low-variance")
-# The fault that says how well constants are known which codebases keep in float32.
-ROUNDED = "coordinates-rounded"
+# The faults that say how well constants are known which codebases make or keep in float32, and what these are.
+ROUNDED = {"coordinates-rounded": "coordinates", "rope-rounded": "rotary positions"}
 # Runs with different random numbers; a path that is dropped in one image of ten shows in most of four pairs.
 RANDOM_RUNS = 5
 
@@ -248,18 +248,20 @@ def explain_traces(
     first, found = search.run()
     if first is None:
         return Cause(unsound=True, reason="the reference ViT does not run with side {A}'s facts")
-    if not low and not found and not first.passes and FAULTS[ROUNDED].apply(Knobs(config)) is not None:
-        return _cause_of_rounded(search, first)
+    rounded = next((name for name in ROUNDED if FAULTS[name].apply(Knobs(config)) is not None), None)
+    if not low and not found and not first.passes and rounded is not None:
+        return _cause_of_rounded(search, first, rounded)
     return cause_of(search, first, found)
 
 
-def _cause_of_rounded(exact: Search, first: State) -> Cause:
+def _cause_of_rounded(exact: Search, first: State, rounded: str) -> Cause:
     """Search again where constants that codebases keep in float32 are known to their rounding only.
 
-    Two codebases make the coordinates of Swin V2 by the same formula in another order, or one of them in float64.
+    Two codebases make the coordinates of Swin V2, or the angles of rotary positions, by the same formula in another
+    order, or one of them in float64.
     """
     base = exact.rebuilt(Knobs(exact.config), exact.backward)
-    moved = FAULTS[ROUNDED].apply(Knobs(exact.config))
+    moved = FAULTS[rounded].apply(Knobs(exact.config))
     assert moved is not None
     other = exact.rebuilt(moved, exact.backward)
     scales = [
@@ -267,14 +269,15 @@ def _cause_of_rounded(exact: Search, first: State) -> Cause:
         for s, scale in zip(exact.samples, exact.scales, strict=True)
     ]
     samples = [dataclasses.replace(s, scale=scale) for s, scale in zip(exact.samples, scales, strict=True)]
-    search = dataclasses.replace(exact, samples=samples, rough=ROUNDED)
+    search = dataclasses.replace(exact, samples=samples, rough=rounded)
     start, found = search.run()
     if start is not None and start.passes:
-        found = [dataclasses.replace(start, found=(Placed(ROUNDED, None),))]
+        found = [dataclasses.replace(start, found=(Placed(rounded, None),))]
     cause = cause_of(search, first, found)
-    if not found or cause.found == (ROUNDED,):
+    if not found or cause.found == (rounded,):
         return cause
-    return dataclasses.replace(cause, reason=f"{cause.reason}; what is left is the rounding of coordinates in float32")
+    reason = f"{cause.reason}; what is left is the rounding of {ROUNDED[rounded]} in float32"
+    return dataclasses.replace(cause, reason=reason)
 
 
 def _on_cpu(run: Trace) -> Trace:

@@ -200,25 +200,24 @@ class Search:
         stop = "head" if locus.tap == "output" else locus.tap
         seen = sample.seen
         grad = seen.tap_grads.get(stop) if locus.phase == "backward" else None
-        if self.config.facts.position in ("rope", "relative"):
-            return 0.0  # blocks get more than the stream
         if locus.tap == "output" or (locus.phase == "backward" and (grad is None or stop not in seen.taps)):
             return 0.0  # no stretch shows it: only the whole run will tell
         self.stretches += 1
         value = sample.images if locus.start is None else seen.taps[locus.start]
         try:
-            run = self.rebuilt(knobs, grad is not None, blocks).stretch(locus.start, value, stop, grad)
+            run = self.rebuilt(knobs, grad is not None, blocks).stretch(locus.start, value, stop, grad, sample.images)
             ratio = self._stretched(run, locus, scale)
             if self._near(ratio):
                 rough = self.roughened(knobs, grad is not None, blocks)
-                ratio = self._stretched(run, locus, widened(scale, rough.stretch(locus.start, value, stop, grad), run))
+                itself = rough.stretch(locus.start, value, stop, grad, sample.images)
+                ratio = self._stretched(run, locus, widened(scale, itself, run))
         except (RuntimeError, ValueError):
             return inf
         return ratio
 
     def value(self, found: Combination, locus: Locus) -> Tensor | None:
         """Return the value at a locus with these faults, by the stretch ahead of it where that can run alone."""
-        whole = locus.tap == "output" or self.config.facts.position in ("rope", "relative")
+        whole = locus.tap == "output"
         blocks = None if whole else self._on_the_way(locus)
         knobs = self.knobs(found, blocks)
         if knobs is None:
@@ -231,7 +230,7 @@ class Search:
                 run = rebuilt.run(sample.images)
                 return run.output if locus.tap == "output" else run.taps.get(locus.tap)
             value = sample.images if locus.start is None else sample.seen.taps[locus.start]
-            return rebuilt.stretch(locus.start, value, locus.tap).taps[locus.tap]
+            return rebuilt.stretch(locus.start, value, locus.tap, None, sample.images).taps[locus.tap]
         except (RuntimeError, ValueError):
             return None
 

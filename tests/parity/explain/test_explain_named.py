@@ -38,7 +38,8 @@ UNPLANTED = {
     "alpha-depth", "autocast-inside-bf16", "autocast-inside-fp16", "backward-activation-gelu", "batch-mixed",
     "dropout-head-alive", "eps-all-1e-6", "eps-embed-1e-6", "eps-final-1e-6", "eps-norm1-1e-6", "eps-norm2-1e-6",
     "eps-qk-1e-6", "half-inside-bf16", "half-inside-fp16", "images-bf16", "images-fp16", "norm-after-pooling",
-    "placement-deepnorm", "pooler-missing", "pooler-tanh-missing", "pooling-none", "trunk-norm-missing",
+    "placement-deepnorm", "pooler-missing", "pooler-tanh-missing", "pooling-none", "rope-ahead-of-norms",
+    "rope-in-bfloat16", "rope-in-float32", "rope-places-separate", "trunk-norm-missing",
 }  # fmt: skip
 
 
@@ -105,6 +106,40 @@ def test_blocks_run_image_by_image_are_in_order(bench_of) -> None:
 
     override(net, forward_features=one_by_one)
     assert all("blocks" not in t.facts for t in bench.traces(net, "fp64"))
+
+
+TURNED = {
+    "eva": ("rope: other pairs", "rope: queries not turned", "rope: from the centres"),
+    "dinov3": ("rope: other partners", "rope: over the min side", "rope: prefix counted"),
+    "rope": ("rope: axes exchanged", "rope: base 1000", "rope: values turned"),
+    "beit": ("biases transposed", "biases of keys to queries", "biases class rows exchanged"),
+}
+
+
+@pytest.mark.parametrize(("network", "name"), [(n, m) for n, names in TURNED.items() for m in names])
+def test_positions_inside_attention_are_named(network: str, name: str, bench_of, mutation) -> None:
+    found = cell(bench_of(network), [mutation(name)], "fp64")
+    assert found.effect and found.named and not found.accused
+    assert found.after < 1e-10 < found.before
+
+
+def test_rounded_turns_are_told_from_wrong_ones(bench_of, mutation, monkeypatch) -> None:
+    from vitconv.parity import explain
+
+    bench = bench_of("eva")
+    net = bench.spoiled(mutation("rope: turns rounded"))
+    assert bench.explain(net, "fp64").found == ("rope-rounded",)
+    monkeypatch.setattr(explain, "ROUNDED", {})
+    assert bench.explain(net, "fp64").found == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", TURNED)
+def test_every_fault_of_positions_inside_attention_is_named(network: str, bench_of) -> None:
+    bench = bench_of(network)
+    n = summary([cell(bench, [m], p) for p in ("fp64", "fp32") for m in mutations() if m.fits(bench.net)])
+    assert n["missed"] == n["accused"] == 0
+    assert n["named"] == n["real"] >= 16
 
 
 def test_a_missing_key_bias_is_no_fault(bench_of, mutation) -> None:
@@ -249,7 +284,8 @@ def test_the_mutator_knows_no_catalogue_and_speaks_of_its_names() -> None:
     # What is not planted there shows in half precision only, or needs a network that is none of these.
     left = {n for n in {*FAULTS} - planted if FAULTS[n].visible != "half" and "plain" in FAULTS[n].families}
     assert left <= UNPLANTED
-    assert {"token", "average", "gated", "distilled", "res-post", "deepnorm"} == {*networks()}
+    plain = {"token", "average", "gated", "distilled", "res-post", "deepnorm"}
+    assert plain | {"eva", "dinov3", "rope", "beit"} == {*networks()}
 
 
 @pytest.mark.slow

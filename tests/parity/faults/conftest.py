@@ -51,6 +51,22 @@ CONFIGS = {
         {"norm_placement": "deepnorm", "residual_alpha": 1.7, "pooling": "avg"}, norm=True, pool_dense=16
     ),
     "rms": _config({"norm_kind": "rmsnorm", "activation": "relu", "attention_scale": 0.3}, norm_bias=False),
+    # Grids of 3 x 4 patches, so that rows are told from columns.
+    "halves turn": _config(
+        {"position": "rope", "heads": 2, "grid": (3, 4),
+         "rope_layout": "half", "qk_norm_eps": 1e-4}, positions=0, pos_cls=False, patch=(4, 3),
+        qk_norm=True, registers=2,
+    ),
+    "over the shorter side": _config(
+        {"position": "rope", "heads": 2, "grid": (3, 4),
+         "rope_layout": "half", "rope_places": "min"}, positions=0, pos_cls=False, patch=(4, 3),
+    ),
+    "neighbours turn": _config(
+        {"position": "rope", "heads": 2, "grid": (3, 4),
+         "rope_layout": "interleaved", "rope_order": "rows"}, positions=0, pos_cls=False,
+        patch=(4, 3),
+    ),
+    "relative": _config({"position": "relative", "grid": (3, 3)}, positions=0, pos_cls=False, relative=25),
 }  # fmt: skip
 
 

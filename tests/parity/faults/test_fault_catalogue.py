@@ -18,7 +18,10 @@ from vitconv.parity.trace import cotangent_of
 DRAWN = [name for name, fault in FAULTS.items() if fault.visible not in MEASURED and "plain" in fault.families]
 # Making a network costs more than running it.
 TEMPLATES: dict = {}
-ORDER = ("token", "rich", "distilled", "deepnorm", "rms")
+ORDER = (
+    "token", "rich", "distilled", "deepnorm", "rms", "halves turn", "over the shorter side", "neighbours turn",
+    "relative",
+)  # fmt: skip
 
 
 def run(config, weights, images, *placed: tuple[Fault, tuple[int, ...] | None]) -> Seen | None:
@@ -153,7 +156,7 @@ def test_a_stretch_is_a_part_of_the_whole(network, images) -> None:
     config, weights = network
     rebuilt = Rebuilt(Knobs(config), weights)
     whole = rebuilt.run(images, cotangent_of((3, 5), 0))
-    part = rebuilt.stretch("blocks.0", whole.taps["blocks.0"], "blocks.1", whole.tap_grads["blocks.1"])
+    part = rebuilt.stretch("blocks.0", whole.taps["blocks.0"], "blocks.1", whole.tap_grads["blocks.1"], images)
     assert torch.equal(part.taps["blocks.1.attn"], whole.taps["blocks.1.attn"])
     assert torch.equal(part.taps["blocks.1"], whole.taps["blocks.1"])
     torch.testing.assert_close(part.grads["start"], whole.tap_grads["blocks.0"])
@@ -162,4 +165,4 @@ def test_a_stretch_is_a_part_of_the_whole(network, images) -> None:
     for stop in ("embed", "pool", "head"):
         start = None if stop == "embed" else "blocks.2"
         value = images if start is None else whole.taps["blocks.2"]
-        assert torch.equal(rebuilt.stretch(start, value, stop).taps[stop], whole.taps[stop])
+        assert torch.equal(rebuilt.stretch(start, value, stop, None, images).taps[stop], whole.taps[stop])

@@ -22,6 +22,7 @@ from vitconv.parity.faults import (
     norm_forms,
     numbers,
     precision,
+    rotary,
     stages,
     watched,
     windows,
@@ -29,8 +30,8 @@ from vitconv.parity.faults import (
 from vitconv.parity.faults.fault import Fault, Knobs
 
 _SITES = (
-    image, embed, norm, norm_forms, attention, axes, windows, mlp, block, stages, focused, head, precision, backward,
-    cuts, norm_backward, watched, numbers,
+    image, embed, norm, norm_forms, attention, axes, rotary, windows, mlp, block, stages, focused, head, precision,
+    backward, cuts, norm_backward, watched, numbers,
 )  # fmt: skip
 
 

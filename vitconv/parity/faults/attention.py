@@ -184,9 +184,15 @@ def _entries() -> Iterator[Fault]:
         "k-bias-missing",
         "no bias in the key projection",
         weights=zeroed("attn.k.bias"),
-        when=lambda c: c.k_bias and _plain(c),
+        when=lambda c: c.k_bias and _plain(c) and c.facts.position != "rope",
         visible="never",
         also="it adds the same number to every logit of a query, and softmax takes that away; or it is masked to 0",
+    )
+    yield entry(
+        "k-bias-missing-seen",
+        "no bias in the key projection, where keys are normed or turned afterwards and it counts",
+        weights=zeroed("attn.k.bias"),
+        when=lambda c: c.k_bias and not (_plain(c) and c.facts.position != "rope"),
     )
     yield entry(
         "qkv-bias-missing",

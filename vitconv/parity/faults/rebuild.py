@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,11 +92,14 @@ class Rebuilt:
         values = {n: v.detach() for n, v in seen.values().items()}
         return Seen(values, output.detach(), {n: g.detach() for n, g in seen.gradients().items()}, grads)
 
-    def stretch(self, start: str | None, value: Tensor, stop: str, grad: Tensor | None = None) -> Seen:
+    def stretch(
+        self, start: str | None, value: Tensor, stop: str, grad: Tensor | None = None, images: Tensor | None = None
+    ) -> Seen:
         """Run from the tap `start`, whose value is given, to the tap `stop` (None: from the images).
 
         `start` is embed or a block, `stop` any tap behind it. With `grad`, the gradient at `stop`, which must then be
         one through which all passes, backward too: gradients are those of the weights on the way, and of `start`.
+        `images`, unless they are the value, tell blocks with rotary or relative positions the size of the grid.
         """
         backward = grad is not None and self.backward
         x = given = value.detach().to(self.dtype).requires_grad_(backward)
@@ -108,8 +111,10 @@ class Rebuilt:
             first = 0 if start in (None, "embed") else int(str(start).split(".")[1]) + 1
             end = stop.split(".")
             last = -1 if stop == "embed" else int(end[1]) if end[0] == "blocks" else self.knobs.config.depth - 1
+            like = value if images is None else images
+            step = _stepping(self.model, like, x)
             for i in range(first, last + 1):
-                x = self.model.blocks[i](x)
+                x = step(self.model.blocks[i], x)
             if stop in ("norm", "pool", "head"):
                 x = self.model.normed(x)
                 if stop != "norm":
@@ -125,6 +130,16 @@ class Rebuilt:
             grads["start"] = torch.zeros_like(given) if given.grad is None else given.grad
         values = {n: v.detach() for n, v in seen.values().items()}
         return Seen({**values, stop: values.get(stop, x.detach())}, x.detach(), {}, grads)
+
+
+def _stepping(model: Any, images: Tensor, x: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return what maps a block and the stream before it to the stream behind it; blocks may get positions too."""
+    if not isinstance(model, ViT) or model.config.facts.position not in ("rope", "relative"):
+        return lambda block, stream: block(stream)  # type: ignore[no-any-return]
+    high, wide = model.config.patch
+    grid = images.shape[2] // high, images.shape[3] // wide
+    turn = None if model.rope is None else model.rope(grid, x)
+    return lambda block, stream: model.step(block, stream, grid, turn)
 
 
 def _network(config: AnyConfig) -> nn.Module:
