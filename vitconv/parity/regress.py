@@ -6,9 +6,11 @@ same precision. Rounding errors of many inputs point anywhere; a fault that is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from torch import Tensor
 
@@ -45,6 +47,32 @@ class Predictions:
 
     base: tuple[Mapping[str, Tensor], ...]
     faulty: Mapping[str, tuple[Mapping[str, Tensor], ...]]
+
+
+class _Anew(Mapping[str, tuple[Mapping[str, Tensor], ...]]):
+    """What every fault gives, made when it is asked for: of a real network all at once would be tens of gigabytes.
+
+    A fault whose shapes do not fit the network is not there.
+    """
+
+    def __init__(self, knobs: Mapping[str, Knobs], run: Callable[[Knobs], tuple[dict[str, Tensor], ...]]) -> None:
+        self.knobs, self.run = knobs, run
+        # The one that others are compared with.
+        self.last: tuple[str, tuple[dict[str, Tensor], ...]] | None = None
+
+    def __getitem__(self, name: str) -> tuple[dict[str, Tensor], ...]:
+        if self.last is None or self.last[0] != name:
+            try:
+                self.last = name, self.run(self.knobs[name])
+            except (RuntimeError, ValueError):
+                raise KeyError(name) from None
+        return self.last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.knobs)
+
+    def __len__(self) -> int:
+        return len(self.knobs)
 
 
 @dataclass(frozen=True)
@@ -124,6 +152,8 @@ def predict(
     images: Sequence[Tensor],
     catalogue: Sequence[str] = tuple(FAULTS),
     layer: int | None = None,
+    *,
+    kept: bool = True,
 ) -> Predictions:
     """Run the reference ViT on every input, without faults and with each that changes values.
 
@@ -133,6 +163,7 @@ def predict(
         images: the inputs.
         catalogue: the faults to try.
         layer: try them in this block alone; otherwise everywhere.
+        kept: whether to keep what each gives, for many sides to be held against; otherwise it is made anew when asked.
     """
     exact = {name: w.detach().double() for name, w in weights.items()}
     templates: dict[str, ViT] = {}
@@ -141,17 +172,15 @@ def predict(
         rebuilt = Rebuilt(knobs, exact, backward=False, templates=templates)
         return tuple(_values(rebuilt.run(x)) for x in images)
 
-    faulty: dict[str, tuple[dict[str, Tensor], ...]] = {}
+    tried: dict[str, Knobs] = {}
     for name in catalogue:
         fault = FAULTS[name]
         layers = None if layer is None else (layer,)
         knobs = fault.apply(Knobs(config), layers) if fault.visible in ("always", "never") else None
-        if knobs is None:
-            continue
-        try:
-            faulty[name if layer is None else f"{name}@{layer}"] = run(knobs)
-        except (RuntimeError, ValueError):
-            continue  # shapes that do not fit: no network runs so
+        if knobs is not None:
+            tried[name if layer is None else f"{name}@{layer}"] = knobs
+    anew = _Anew(tried, run)
+    faulty = {name: found for name in tried if (found := anew.get(name)) is not None} if kept else anew
     return Predictions(run(Knobs(config)), faulty)
 
 
@@ -180,11 +209,17 @@ def regress(predictions: Predictions, right_runs: Sequence[Left], wrong_runs: Se
     total = sum(weight[n] * _square(e) for each in apart for n, e in each.items())
     rounding = [{n: r[n] - b[n] for n in each} for r, b, each in zip(right, base, apart, strict=True)]
     seen = _Seen([_flat(e, weight) for e in apart], [_flat(r, weight) for r in rounding])
-    sums = {name: _sum(base, faulty, apart, seen, weight) for name, faulty in predictions.faulty.items()}
+    sums = {
+        name: _sum(base, faulty, apart, seen, weight)
+        for name in predictions.faulty
+        if (faulty := predictions.faulty.get(name)) is not None
+    }
     estimates = {name: _estimate(name, s, terms) for name, s in sums.items()}
 
     def alike(one: str, two: str) -> bool:
-        return _cosine(base, predictions.faulty[one], predictions.faulty[two], weight) > COLLINEAR
+        # The second is the one that all are compared with.
+        against = predictions.faulty[two]
+        return _cosine(base, predictions.faulty[one], against, weight) > COLLINEAR
 
     accused = _accused(estimates, sums, alike)
     known = [e for e in estimates.values() if e.reach >= ACCUSE]
@@ -215,14 +250,15 @@ def regress_deeper(
         predictions: of faults everywhere, if they are known.
         local: of faults of one block alone, by block: those that are known, and those that this makes.
     """
-    known = predictions or predict(config, weights, images)
+    known = predictions or predict(config, weights, images, kept=False)
     first = regress(known, right, wrong)
     if first.accused or first.layer is None:
         return first
     made = {} if local is None else local
     if first.layer not in made:
-        made[first.layer] = predict(config, weights, images, layer=first.layer)
-    return regress(Predictions(known.base, {**known.faulty, **made[first.layer].faulty}), right, wrong)
+        made[first.layer] = predict(config, weights, images, layer=first.layer, kept=predictions is not None)
+    every: Any = ChainMap(known.faulty, made[first.layer].faulty)  # type: ignore[arg-type]
+    return regress(Predictions(known.base, every), right, wrong)
 
 
 def _title(name: str) -> str:

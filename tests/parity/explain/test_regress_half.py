@@ -72,6 +72,22 @@ def test_where_both_sides_round_alike_the_direction_decides(bench_of, mutation) 
     assert found.accused[0] == "eps-final-1e-5"
 
 
+def test_predictions_made_anew_give_the_same_and_keep_one(bench_of, mutation, half: HalfBench) -> None:
+    from vitconv.parity.regress import predict, regress_deeper
+
+    bench = bench_of("token")
+    anew = predict(bench.config, bench.weights, half.images, kept=False)
+    wrong = half.traces(bench.spoiled(mutation("no fc1 bias in block 1")))
+    args = (bench.config, bench.weights, half.images, half.right, wrong)
+    found = regress_deeper(*args)
+    kept = half.ask(bench.spoiled(mutation("no fc1 bias in block 1")))
+    assert found.accused == kept.accused != ()
+    assert {e.name for e in found.estimates} == {e.name for e in kept.estimates}
+    assert {n for n in anew.faulty if anew.faulty.get(n) is not None} == {*half.predictions.faulty}
+    # All of them would be hundreds of times one network's values.
+    assert set(vars(anew.faulty)) == {"knobs", "run", "last"}
+
+
 def test_few_inputs_are_refused(half: HalfBench) -> None:
     from vitconv.parity.regress import Predictions
 
