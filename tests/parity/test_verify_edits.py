@@ -89,3 +89,16 @@ def test_a_folded_deepnorm_is_compared_in_every_tap(eps, write, live, weights):
     assert {"embed", "blocks.0", "blocks.0.attn", "blocks.1.mlp", "norm"} <= compared
     probe = result.stage("function").rows[0]
     assert probe.status == ("ok" if eps < 1e-3 else "fail"), probe.detail
+
+
+def test_a_bias_that_one_layout_cannot_hold_comes_with_the_edit_that_compares_without(write, weights):
+    without = {n: w for n, w in weights.items() if n != "head.bias"}
+    a, b = write("a", without), write("b", {**weights, "head.bias": torch.zeros_like(weights["head.bias"])})
+    result = verify(a, b, **QUICK)
+    assert result.verdict != "same"
+    (row,) = (r for r in result.stage("accounting").rows if r.name == "only in B")
+    assert row.detail.endswith("--edit-b fill:head.bias=0")
+    assert verify(a, b, edits_b=["fill:head.bias=0"], **QUICK).verdict == "same"
+    # A norm is no bias: there is nothing to fill in.
+    result = verify(write("c", {n: w for n, w in without.items() if not n.startswith("norm.")}), b, **QUICK)
+    assert all("--edit" not in r.detail for r in result.stage("accounting").rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,13 +48,22 @@ def _mapped(pair: Pair) -> Iterator[Row]:
             yield Row(
                 f"only in {label}",
                 "fail",
-                f"{', '.join(collapse(only))}: the other side has no such parameters",
+                f"{', '.join(collapse(only))}: the other side has no such parameters{_filled(label, only)}",
                 {"tensors": len(only)},
             )
     other = [n for n in a if n in b and a[n] != b[n]]
     if other:
         lines = [f"{n} {list(a[n])} and {list(b[n])}" for n in other[:SHOWN]]
         yield Row("shapes", "fail", "; ".join(lines), {"tensors": len(other)})
+
+
+def _filled(label: str, only: Sequence[str]) -> str:
+    """Return how to compare where a layout has biases that the other cannot hold, as those that `convert` makes up."""
+    if not all(name.endswith(".bias") for name in only):
+        return ""
+    return "; where that is meant, compare with zeros there: " + " ".join(
+        f"--edit-{label.lower()} fill:{name}=0" for name in only[:SHOWN]
+    )
 
 
 def _shared(pair: Pair) -> Iterator[Row]:
