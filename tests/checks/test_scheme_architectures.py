@@ -87,3 +87,16 @@ def test_a_stream_that_grows_without_norms_is_seen(check: Any) -> None:
     }
     context.bridge.write(grown, state_of(context.network.module))
     assert check("signals", dataclasses.replace(context, weights=grown)).level in ("warn", "error")
+
+
+@pytest.mark.parametrize(("fix", "scheme"), [(True, "timm-naflex"), (False, "timm")])
+def test_timms_naflex_has_a_scheme_of_its_own(fix: bool, scheme: str, check: Any) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    size = {"embed_dim": 192, "depth": 4, "num_heads": 3, "fix_init": fix}
+    found = check("init-audit", context_of(timm.create_model("naflexvit_base_patch16_gap", **size), Wanted()))
+    named = next(f for f in found.findings if f.level == "ok").text
+    # Without the division the branches are as timm's default draws them.
+    assert ("0 tensors deviate" in named and scheme in named) == fix
+    assert [f.text for f in found.findings if f.level in ("warn", "error")] == []
