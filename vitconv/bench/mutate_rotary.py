@@ -127,10 +127,11 @@ def of_turns() -> Iterator[Mutation]:
         "other partners": ("rope-partners", _calling(lambda r, x, emb, half: r(x, emb, half=not half))),
         "axes exchanged": ("rope-axes", _calling(_swapped_axes)),
         "prefix counted": ("rope-prefix-counted", _all_tokens),
-        "turns rounded": ("rope-rounded", _calling(_other(lambda t: t * (1 + 3e-8)))),
     }  # fmt: skip
     for name, (truth, plant) in calls.items():
         yield Mutation(f"rope: {name}", (truth,), plant, turns)
+    rounded = _calling(_other(lambda t: t * (1 + 3e-8)))
+    yield Mutation("rope: turns rounded", ("rope-rounded",), rounded, turns, exact=True)
     for base in (10.0, 100.0, 1000.0, 10000.0, 100000.0):
 
         def of_another(net: Any, base: float = base) -> bool:
