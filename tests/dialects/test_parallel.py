@@ -73,6 +73,7 @@ def test_timm_opens_the_folder_with_no_further_word(name: str, tmp_path: Path) -
     assert all(torch.equal(v, weights[k].float()) for k, v in load_file(back).items())
 
 
+@pytest.mark.slow
 def test_both_verify_as_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "t.safetensors"
     assert run(["convert", str(FOLDER / "deit-parallel.pth"), str(there), "--to", "timm-parallel"]) == 0

@@ -64,6 +64,7 @@ def planted(live, tmp_path: Path):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["probe", "given"])
 @pytest.mark.parametrize(("name", "kind"), PLACES)
 def test_one_element_of_a_saved_float64_trace(of, name, kind, planted):
@@ -72,6 +73,7 @@ def test_one_element_of_a_saved_float64_trace(of, name, kind, planted):
     assert f"{kind} {name.partition('/')[2] or 'output'}" in result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), PLACES)
 @pytest.mark.parametrize("by", [1.0, torch.nan, torch.inf])
 def test_one_element_of_a_saved_trace_at_a_precision(name, kind, by, planted):

@@ -128,6 +128,7 @@ def planted(part: str, forward: Callable[..., Tensor]) -> nn.Module:
     return net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "forward", "cause"),
     [

@@ -179,6 +179,7 @@ DIFFERENT: dict[str, tuple[str, str | None, str | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_difference_is_seen_and_named_or_left_unnamed(name, verified):
     said, cause, site = DIFFERENT[name]

@@ -20,6 +20,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_the_reference_with_the_same_facts_is_the_same(name, write, network):
     spec, options = network(name)

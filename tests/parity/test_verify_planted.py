@@ -273,6 +273,7 @@ def everywhere(kind: type, of: type) -> Any:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["amp-bf16", "amp-fp16"])
 @pytest.mark.parametrize(("kind", "of"), [(HalfResidual, Block), (HalfNorm, Norm)], ids=["stream", "norms"])
 @pytest.mark.filterwarnings("ignore:User provided device_type")

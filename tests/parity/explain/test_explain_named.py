@@ -57,6 +57,7 @@ def test_a_fault_in_other_networks_is_named(network: str, name: str, bench_of, m
     assert found.named and not found.accused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_norms_and_derivatives_by_hand_are_named(name: str, bench_of, mutation) -> None:
     found = cell(bench_of("token"), [mutation(name)], "fp64")
@@ -64,6 +65,7 @@ def test_norms_and_derivatives_by_hand_are_named(name: str, bench_of, mutation) 
     assert found.after < 1e-10 < found.before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [m.name for m in numbers()])
 def test_a_number_is_solved_for(name: str, bench_of, mutation) -> None:
     found = cell(bench_of("token"), [mutation(name)], "fp64")

@@ -30,6 +30,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "name"), [(n, m) for n, names in QUICK.items() for m in names])
 def test_a_fault_in_a_library_is_named(network: str, name: str, bench_of, mutation) -> None:
     bench = bench_of(network)
@@ -37,6 +38,7 @@ def test_a_fault_in_a_library_is_named(network: str, name: str, bench_of, mutati
     assert found.effect and found.seen and found.named and not found.accused, found
 
 
+@pytest.mark.slow
 def test_what_is_not_in_the_catalogue_is_not_taken_for_rounding(bench_of) -> None:
     bench = bench_of("timm swin v2")
     net = bench.spoiled()
@@ -48,6 +50,7 @@ def test_what_is_not_in_the_catalogue_is_not_taken_for_rounding(bench_of) -> Non
     assert bench.explain(net, "fp64").found == ()
 
 
+@pytest.mark.slow
 def test_without_the_rounding_of_coordinates_another_order_is_not_explained(bench_of, mutation, monkeypatch) -> None:
     from vitconv.parity import explain
 
@@ -60,6 +63,7 @@ def test_without_the_rounding_of_coordinates_another_order_is_not_explained(benc
     assert bench.explain(net, "fp64").found == ()
 
 
+@pytest.mark.slow
 def test_a_fault_that_the_catalogue_lacks_is_not_given_another_name(bench_of, mutation) -> None:
     bench = bench_of("timm swin v2")
     traces = bench.traces(bench.spoiled(mutation("coordinates no log")), "fp64")

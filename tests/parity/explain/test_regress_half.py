@@ -63,6 +63,7 @@ def test_faults_that_differ_in_size_alone_are_named_together(bench_of, mutation)
     assert "eps-norm2-1e-5" not in found.accused
 
 
+@pytest.mark.slow
 def test_where_both_sides_round_alike_the_direction_decides(bench_of, mutation) -> None:
     # A third of the change vanishes in bfloat16 behind the norm; eps beside the deviation has the better slope.
     bench = HalfBench(bench_of("gated"), "amp-bf16")
@@ -72,6 +73,7 @@ def test_where_both_sides_round_alike_the_direction_decides(bench_of, mutation) 
     assert found.accused[0] == "eps-final-1e-5"
 
 
+@pytest.mark.slow
 def test_predictions_made_anew_give_the_same_and_keep_one(bench_of, mutation, half: HalfBench) -> None:
     from vitconv.parity.regress import predict, regress_deeper
 

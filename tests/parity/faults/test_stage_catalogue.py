@@ -63,6 +63,7 @@ def test_in_a_row_a_network_is_what_it_was(name: str) -> None:
         torch.testing.assert_close(seen.grads[config.flat_name(n)], grad, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_STAGES)
 def test_a_fault_does_what_it_says_in_some_network(name: str) -> None:
     fault, effects = FAULTS[name], []
