@@ -45,6 +45,7 @@ def test_no_other_dialect_fits(name: str) -> None:
     assert others <= ({"flatten-swin"} if dialect == "swin" else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_key_less_is_never_the_same_network_in_silence(name: str) -> None:
     _, shapes = read(name)

@@ -39,6 +39,7 @@ def test_every_family_has_a_case() -> None:
     assert {model for model, _ in CASES.values()} == set(FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_library_computes_what_the_reference_does(case: str, tmp_path: Path) -> None:
     found = saved(case, tmp_path)

@@ -97,6 +97,7 @@ def only_code_says(forge: SimpleNamespace, v: Variant, w: Variant) -> bool:
 HUBS = {"timm", "hf-vit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b"),
     [

@@ -28,6 +28,7 @@ def test_every_variant_survives_bit_by_bit(forge: SimpleNamespace, variant: Vari
     check(forge, Random(1), variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", PLAIN.values(), ids=PLAIN.keys())
 @given(random=st.randoms(use_true_random=False))
 @settings(max_examples=12)

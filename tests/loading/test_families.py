@@ -119,6 +119,7 @@ def test_a_part_of_the_function_is_never_set_aside(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in EVERY if "eager" not in c])
 @pytest.mark.parametrize("host", ["transformers", "timm", "reference", "auto"])
 def test_load_gives_a_module_that_computes_the_same(case: str, host: str, tmp_path: Path) -> None:

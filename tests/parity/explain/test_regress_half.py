@@ -14,6 +14,7 @@ def half(bench_of) -> HalfBench:
     return HalfBench(bench_of("token"), "amp-bf16", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scale too large by 1 %", "QuickGELU", "rows kqv", "grid transposed"])
 def test_faults_are_named_below_the_noise(name: str, half: HalfBench, bench_of, mutation) -> None:
     found = half.ask(bench_of("token").spoiled(mutation(name)))

@@ -58,6 +58,7 @@ def test_an_entry_is_complete(name: str) -> None:
     assert fault.site in fault.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_fault_does_what_it_says_in_some_network(name: str, network_named, images, clean) -> None:
     fault = FAULTS[name]
